@@ -1,0 +1,141 @@
+"""Values that more than one room speaks of: frozen, without behaviour, standard library only.
+
+A room (``nat``, ``ring``, ``plan``, ``shard``) never imports another; what they must agree on stands here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, NewType
+
+NodeId = NewType("NodeId", bytes)
+"""Eight bytes: the first eight of the SHA-256 of the node's certificate (DER), so an id cannot be claimed
+without the certificate whose fingerprint it abbreviates. Compared as bytes it fixes QUIC roles."""
+
+NODE_ID_BYTES = 8
+
+
+class Address(NamedTuple):
+    """An IP literal (v4 or v6, no zone) and a UDP port."""
+
+    host: str
+    port: int
+
+
+class Transmit(NamedTuple):
+    """One datagram a machine wants sent."""
+
+    data: bytes
+    to: Address
+
+
+class NatClass(Enum):
+    """The paper's three behaviour classes (Section V-B)."""
+
+    PERMISSIVE = "permissive"
+    ORDINARY = "ordinary"
+    RESTRICTIVE = "restrictive"
+
+
+class PathKind(Enum):
+    """How an edge's datagrams travel."""
+
+    DIRECT = "direct"
+    RELAYED = "relayed"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a checkpoint: where its bytes lie.
+
+    ``dtype`` is the safetensors name (``BF16``, ``F32`` ...); ``start`` and ``end`` are byte offsets in ``file``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    """What the planner must know of a model, all sizes in bytes (paper Section V-A, beta_block and beta_head)."""
+
+    name: str
+    blocks: int
+    block_bytes: int
+    """Weights of one transformer block (the largest, should they differ)."""
+    head_bytes: int
+    """Resident head: embedding + final norm + unembedding; tied embeddings counted once."""
+    head_read_bytes: int
+    """What the head reads per token: the unembedding and the norm (an embedding lookup reads one row)."""
+    kv_bytes_per_token_per_block: int
+    hidden_bytes: int
+    """One token's activation as it crosses an edge."""
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One member's device as its probe measured it; ``None`` where a measurement failed (Section V-D tiers)."""
+
+    device: str
+    """For people: ``cpu (2 threads)``, ``cuda:0 NVIDIA L40S``."""
+    memory_bytes: int
+    """Room for weights, KV cache and workspace, the reserve already taken off."""
+    bandwidth_bytes_per_s: float | None
+    overhead_s: float | None
+    """Fixed per-token dispatch overhead, o_i of equation (2)."""
+    flops: float | None
+    bandwidth_spread: float = 0.0
+    """(max - min) / median over the probe's repeats: how far to trust it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Blocks ``first`` (inclusive) to ``stop`` (exclusive) of the model."""
+
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request's share of a ragged batch: ``length`` tokens beginning at absolute position ``start``.
+
+    A member cuts the cache of ``slot`` back to ``start`` tokens before it appends, so a slot is reused by starting
+    at 0 and a speculative branch is dropped by starting earlier. ``sample`` asks the head for a token after the
+    last position (a prefill chunk that is not the prompt's last does not want one).
+    """
+
+    slot: int
+    start: int
+    length: int
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request's tokens are drawn. ``temperature`` 0 is greedy. ``seed`` with the position of the token decides
+    the draw, so an answer does not depend on what else shares its batch."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    """0: no limit."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class FinishReason(Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+    CANCELLED = "cancelled"
+    MEMBER_LEFT = "member-left"
+    ERROR = "error"
