@@ -1,0 +1,229 @@
+"""What ring neighbours say to each other over a link (pure codec).
+
+Two shapes. An :class:`Activation` is a binary frame on the bulk stream: a ragged batch of hidden rows on its way round
+the ring. Everything else is a small JSON object on the control stream, routed forward round the ring until it reaches
+the member it is for: a question to the head, text back to whoever asked.
+
+    activation:  0x01 | dtype u8 | segments u16 | hops u8 | epoch u32 | batch u32 | hidden u32
+                 | segments x (slot u16, start u32, length u32, flags u8) | hops x (stage_us u32) | numbers
+    control:     0x02 | UTF-8 JSON object with a "kind"
+
+The header names the dtype, so a link need not assume the model's. A frame that is not exactly as long as its header
+says, or that names no rows, is refused where it enters: what comes in over a link is checked here, once.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
+
+from kafila.errors import ProtocolError
+from kafila.types import FinishReason, NodeId, Sampling, Segment
+
+_ACTIVATION = 0x01
+_CONTROL = 0x02
+_HEADER = struct.Struct("!BBHBIII")
+_SEGMENT = struct.Struct("!HIIB")
+_FLAG_SAMPLE = 0x01
+
+_DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+_DTYPE_NAMES = {code: name for name, code in _DTYPE_CODES.items()}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+MAX_SEGMENTS = 1024
+"""More requests in one batch than any plan reserves slots for."""
+MAX_ROWS = 65_536
+"""Tokens in one frame: far above a prefill chunk, far below what would exhaust a receiver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Hidden rows of one ragged batch.
+
+    ``payload`` holds ``sum(segment.length) x hidden`` numbers of ``dtype``, row-major, little-endian. ``hop_us`` lists
+    the stage time of every member passed so far, in microseconds, so the head sees the whole circuit.
+    """
+
+    epoch: int
+    batch: int
+    dtype: str
+    hidden: int
+    segments: tuple[Segment, ...]
+    payload: bytes
+    hop_us: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question on its way to the head. ``request`` is unique in the session: the asker's id and a counter."""
+
+    kind: ClassVar[str] = "ask"
+    request: str
+    asker: NodeId
+    messages: tuple[tuple[str, str], ...]
+    """(role, content) pairs of the conversation, oldest first."""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 0
+    """0: until the model stops or the context is full."""
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Part of an answer on its way to its asker; the last one has a ``finish``."""
+
+    kind: ClassVar[str] = "text"
+    request: str
+    asker: NodeId
+    delta: str
+    finish: FinishReason | None = None
+    note: str = ""
+    """For people: why the answer ended as it did, or the asker's place in the queue."""
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The asker no longer wants the answer."""
+
+    kind: ClassVar[str] = "cancel"
+    request: str
+    asker: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the head saw lately, for every member's ``/ring``; goes once round and stops where it began."""
+
+    kind: ClassVar[str] = "stats"
+    origin: NodeId
+    stage_s: tuple[float, ...]
+    """Median of the last stage times, by ring position beginning at the head."""
+    circuit_s: float
+
+
+Control = Ask | Text | Cancel | Stats
+_KINDS: Mapping[str, type[Control]] = {cls.kind: cls for cls in (Ask, Text, Cancel, Stats)}
+
+
+def encode_activation(frame: Activation) -> bytes:
+    """The frame's bytes."""
+    parts = [
+        _HEADER.pack(
+            _ACTIVATION,
+            _DTYPE_CODES[frame.dtype],
+            len(frame.segments),
+            len(frame.hop_us),
+            frame.epoch,
+            frame.batch,
+            frame.hidden,
+        )
+    ]
+    parts += [_SEGMENT.pack(s.slot, s.start, s.length, _FLAG_SAMPLE * s.sample) for s in frame.segments]
+    parts.append(struct.pack(f"!{len(frame.hop_us)}I", *frame.hop_us))
+    parts.append(frame.payload)
+    return b"".join(parts)
+
+
+def decode_activation(data: bytes) -> Activation:
+    """The frame in ``data``. Raises ProtocolError for anything :func:`encode_activation` would not write."""
+    if len(data) < _HEADER.size or data[0] != _ACTIVATION:
+        raise ProtocolError("an activation frame is cut short or is none")
+    _, dtype_code, segment_count, hop_count, epoch, batch, hidden = _HEADER.unpack_from(data)
+    dtype = _DTYPE_NAMES.get(dtype_code)
+    if dtype is None:
+        raise ProtocolError(f"an activation frame names the unknown number type {dtype_code}")
+    if not 0 < segment_count <= MAX_SEGMENTS or hidden == 0:
+        raise ProtocolError("an activation frame names no rows or too many requests")
+    hops_at = _HEADER.size + segment_count * _SEGMENT.size
+    payload_at = hops_at + 4 * hop_count
+    if len(data) < payload_at:
+        raise ProtocolError("an activation frame is cut short")
+    segments = tuple(
+        Segment(slot, start, length, bool(flags & _FLAG_SAMPLE))
+        for slot, start, length, flags in _SEGMENT.iter_unpack(data[_HEADER.size : hops_at])
+    )
+    rows = sum(segment.length for segment in segments)
+    if not all(segment.length for segment in segments) or rows > MAX_ROWS:
+        raise ProtocolError("an activation frame has an empty request or too many rows")
+    if len(data) - payload_at != rows * hidden * ITEM_BYTES[dtype]:
+        raise ProtocolError("an activation frame is not as long as its header says")
+    hop_us = struct.unpack_from(f"!{hop_count}I", data, hops_at)
+    return Activation(epoch, batch, dtype, hidden, segments, data[payload_at:], hop_us)
+
+
+def encode_control(message: Control) -> bytes:
+    """The message's bytes."""
+    plain = {"kind": message.kind, **asdict(message)}
+    return bytes((_CONTROL,)) + json.dumps(plain, default=_to_json, separators=(",", ":")).encode()
+
+
+def _to_json(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, FinishReason):
+        return value.value
+    raise TypeError(f"{type(value)} has no JSON form here")
+
+
+def decode_control(data: bytes) -> Control:
+    """The message in ``data``. Raises ProtocolError for anything that is not exactly one of :data:`Control`."""
+    if not data or data[0] != _CONTROL:
+        raise ProtocolError("a control message begins with the wrong byte")
+    try:
+        plain = json.loads(data[1:])
+        cls = _KINDS[plain.pop("kind")]
+        return cls(**{f.name: _READERS[str(f.type)](plain[f.name]) for f in fields(cls)})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"a control message cannot be read ({type(error).__name__})") from error
+
+
+def _node_id(value: Any) -> NodeId:
+    return NodeId(bytes.fromhex(value))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("expected text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise TypeError("expected a whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("expected a number")
+    return float(value)
+
+
+def _sampling(value: Any) -> Sampling:
+    return Sampling(
+        temperature=_number(value["temperature"]),
+        top_k=_whole(value["top_k"]),
+        top_p=_number(value["top_p"]),
+        min_p=_number(value["min_p"]),
+        seed=_whole(value["seed"]),
+    )
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "int": _whole,
+    "float": _number,
+    "NodeId": _node_id,
+    "Sampling": _sampling,
+    "FinishReason | None": lambda value: None if value is None else FinishReason(value),
+    "tuple[str, ...]": lambda value: tuple(map(_text, value)),
+    "tuple[float, ...]": lambda value: tuple(map(_number, value)),
+    "tuple[tuple[str, str], ...]": lambda value: tuple((_text(role), _text(content)) for role, content in value),
+}

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafila.errors import ProtocolError
+from kafila.ring.frames import (
+    ITEM_BYTES,
+    Activation,
+    Ask,
+    Cancel,
+    Control,
+    Stats,
+    Text,
+    decode_activation,
+    decode_control,
+    encode_activation,
+    encode_control,
+)
+from kafila.types import FinishReason, NodeId, Sampling, Segment
+
+node_ids = st.binary(min_size=8, max_size=8).map(NodeId)
+counts = st.integers(0, 2**31)
+seconds = st.floats(0, 1e6)
+segments = st.builds(Segment, st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(1, 6), st.booleans())
+samplings = st.builds(Sampling, seconds, counts, seconds, seconds, counts)
+
+
+@st.composite
+def activations(draw: st.DrawFn) -> Activation:
+    parts = tuple(draw(st.lists(segments, min_size=1, max_size=4)))
+    dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
+    hidden = draw(st.integers(1, 8))
+    size = sum(part.length for part in parts) * hidden * ITEM_BYTES[dtype]
+    return Activation(
+        epoch=draw(st.integers(0, 2**32 - 1)),
+        batch=draw(st.integers(0, 2**32 - 1)),
+        dtype=dtype,
+        hidden=hidden,
+        segments=parts,
+        payload=draw(st.binary(min_size=size, max_size=size)),
+        hop_us=tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=5))),
+    )
+
+
+controls: st.SearchStrategy[Control] = st.one_of(
+    st.builds(
+        Ask,
+        st.text(),
+        node_ids,
+        st.lists(st.tuples(st.text(), st.text())).map(tuple),
+        samplings,
+        counts,
+        st.lists(st.text()).map(tuple),
+    ),
+    st.builds(
+        Text,
+        st.text(),
+        node_ids,
+        st.text(),
+        st.none() | st.sampled_from(FinishReason),
+        st.text(),
+        counts,
+        counts,
+        seconds,
+        seconds,
+    ),
+    st.builds(Cancel, st.text(), node_ids),
+    st.builds(Stats, node_ids, st.lists(seconds).map(tuple), seconds),
+)
+
+
+@given(activations())
+def test_an_activation_survives_the_wire(frame: Activation) -> None:
+    assert decode_activation(encode_activation(frame)) == frame
+
+
+@given(activations())
+def test_no_truncated_activation_is_taken_for_whole(frame: Activation) -> None:
+    data = encode_activation(frame)
+    for length in range(len(data)):
+        with pytest.raises(ProtocolError):
+            decode_activation(data[:length])
+    with pytest.raises(ProtocolError):
+        decode_activation(data + b"\0")
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"\x01\x00\x00\x01" + tail))
+def test_arbitrary_bytes_are_a_frame_or_a_protocol_error(data: bytes) -> None:
+    for decode in (decode_activation, decode_control):
+        with contextlib.suppress(ProtocolError):
+            decode(data)
+
+
+@given(controls)
+def test_a_control_message_survives_the_wire(message: Control) -> None:
+    assert decode_control(encode_control(message)) == message
+
+
+@given(controls)
+def test_no_truncated_control_message_is_taken_for_whole(message: Control) -> None:
+    data = encode_control(message)
+    for length in range(len(data)):
+        with pytest.raises(ProtocolError):
+            decode_control(data[:length])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"kind":"cancel"}',
+        '{"kind":"cancel","request":7,"asker":"00"}',
+        '{"kind":"cancel","request":"a","asker":"zz"}',
+        '{"kind":"nonsense"}',
+        "[" * 100_000,
+    ],
+)
+def test_json_of_the_wrong_shape_is_a_protocol_error(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        decode_control(b"\x02" + text.encode())
