@@ -1,0 +1,321 @@
+"""One authenticated QUIC connection to one peer (sans-IO): the adapter over the QUIC library.
+
+aioquic never sees an address: the peer is one opaque constant, so its own migration and path validation stay asleep,
+and what a path is stays below (``nat/paths.py``). When the path changes, :meth:`QuicConnection.path_changed` says so.
+
+    state      receives                      becomes
+    waiting    first Initial (server only)   handshake
+    handshake  TLS done, peer is who we want established      event Established
+    handshake  TLS done, peer is another     closed           event Closed; the peer is told why
+    any        peer closes, timeout, error   closed           event Closed
+    any        close()                       closed           event Closed
+
+Messages given to :meth:`QuicConnection.send` before ``established`` wait here: a server could otherwise speak to a
+client that has not yet shown its certificate. Nothing of the peer's is delivered before ``established``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from aioquic.quic import events
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersion
+from cryptography import x509
+
+from kafila.errors import ProtocolError
+from kafila.ring.quic_core import PEER, CoreConnection
+from kafila.ring.identity import Identity, fingerprint_of
+from kafila.ring.messages import MessageReader, frame_message
+from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept, packet_header
+
+MIN_DATAGRAM_BYTES = 1200
+"""What every path must carry (RFC 9000 section 14); larger once ``path_changed`` says so."""
+
+IDLE_TIMEOUT_S = 30.0
+"""Twice the 15 s keepalive of a path (DESIGN section 5): one lost keepalive must not end a connection."""
+
+MAX_BUFFERED_BYTES = 256 * 2**20
+"""Four of the largest messages. Callers watch ``buffered_bytes`` and stay far below; a peer that lets it come to this
+has stopped reading, and the connection closes."""
+
+_MAX_REASON_BYTES = 200
+"""A close reason fits one datagram of 1,200 bytes, and one line of a terminal."""
+
+_BAD_CERTIFICATE = QuicErrorCode.CRYPTO_ERROR + 42  # TLS alert bad_certificate (RFC 8446 section 6.2)
+
+
+class Stream(IntEnum):
+    """Two long-lived streams each way, so that small messages never wait behind tensors."""
+
+    CONTROL = 0
+    BULK = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Established:
+    """The handshake is done and the peer holds the key of the certificate with this fingerprint (32 bytes)."""
+
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One whole message of the peer's."""
+
+    stream: Stream
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection is over; no event follows. ``reason`` is one line, fit for a terminal."""
+
+    reason: str
+    by_peer: bool
+
+
+Event = Established | Message | Closed
+
+
+class QuicConnection:
+    """One connection. Make it with :meth:`client` or :meth:`server`."""
+
+    def __init__(
+        self, configuration: QuicConfiguration, expected_fingerprint: bytes | None, now: float, accepted: Accept | None
+    ) -> None:
+        self._configuration = configuration
+        self._expected = expected_fingerprint
+        self._core: CoreConnection | None = None
+        self._waiting_until = now + configuration.idle_timeout
+        self._established = False
+        self._closed = False
+        self._events: deque[Event] = deque()
+        self._held: list[tuple[Stream, bytes]] = []
+        self._held_bytes = 0
+        first = 2 if configuration.is_client else 3  # unidirectional stream ids (RFC 9000 section 2.1)
+        self._outgoing = {stream: first + 4 * stream for stream in Stream}
+        self._incoming = {(first ^ 1) + 4 * stream: (stream, MessageReader()) for stream in Stream}
+        if configuration.is_client:
+            self._core = CoreConnection(configuration=configuration)
+            self._core.connect(PEER, now)
+        elif accepted is not None:
+            self._core = CoreConnection(
+                configuration=configuration,
+                original_destination_connection_id=accepted.original_destination_cid,
+                retry_source_connection_id=accepted.retry_source_cid,
+            )
+
+    @classmethod
+    def client(
+        cls,
+        identity: Identity,
+        expected_fingerprint: bytes | None,
+        now: float,
+        *,
+        alpn: str,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+    ) -> QuicConnection:
+        """The side that speaks first. ``expected_fingerprint`` ``None``: any server will do."""
+        return cls(_configuration(identity, alpn, idle_timeout_s, is_client=True), expected_fingerprint, now, None)
+
+    @classmethod
+    def server(
+        cls,
+        identity: Identity,
+        expected_fingerprint: bytes | None,
+        now: float,
+        *,
+        alpn: str,
+        accepted: Accept | None = None,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+    ) -> QuicConnection:
+        """The side that waits. ``expected_fingerprint`` ``None``: any client that shows a certificate and has its key.
+
+        ``accepted`` is what a :class:`RetryGate` said of the first datagram; without it no Retry was sent.
+        """
+        return cls(_configuration(identity, alpn, idle_timeout_s, is_client=False), expected_fingerprint, now, accepted)
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer is authenticated and the connection still open."""
+        return self._established and not self._closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is over."""
+        return self._closed
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What was given to :meth:`send` and is not yet acknowledged: the number to hold back by."""
+        return self._held_bytes + (self._core.unacknowledged_bytes if self._core else 0)
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The smoothed round-trip time of the present path, seconds; ``None`` before the first sample."""
+        return self._core.smoothed_rtt_s if self._core else None
+
+    def receive(self, datagrams: Sequence[bytes], now: float) -> None:
+        """Take what the socket had. Never raises, whatever the bytes."""
+        for datagram in datagrams:
+            if self._closed:
+                return
+            core = self._core or self._accept(datagram)
+            if core is not None:
+                core.receive_datagram(datagram, PEER, now)
+        self._collect()
+
+    def handle_timer(self, now: float) -> None:
+        """Call at or after :meth:`next_timer`."""
+        if self._closed:
+            return
+        if self._core is not None:
+            self._core.handle_timer(now)
+            self._collect()
+        elif now >= self._waiting_until:
+            self._finish("nobody called", by_peer=False)
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` wants to be called; ``None`` once closed."""
+        if self._closed:
+            return None
+        return self._core.get_timer() if self._core else self._waiting_until
+
+    def datagrams_to_send(self, now: float) -> list[bytes]:
+        """What should leave now. Call after every other method."""
+        if self._core is None:
+            return []
+        return [datagram for datagram, _ in self._core.datagrams_to_send(now)]
+
+    def next_event(self) -> Event | None:
+        """The next thing that happened, or ``None``."""
+        return self._events.popleft() if self._events else None
+
+    def send(self, stream: Stream, message: bytes) -> None:
+        """Queue one message; ignored once closed. Raises ProtocolError over ``MAX_MESSAGE_BYTES``."""
+        framed = frame_message(message)
+        if self._closed:
+            return
+        if self.buffered_bytes + len(framed) > MAX_BUFFERED_BYTES:
+            self._close_core("the peer stopped reading")
+        elif self._established and self._core is not None:
+            self._core.send_stream_data(self._outgoing[stream], framed)
+        else:
+            self._held.append((stream, framed))
+            self._held_bytes += len(framed)
+
+    def ping(self) -> None:
+        """Ask for an acknowledgement: keeps an idle connection open, and makes a dead one notice."""
+        if self.established and self._core is not None:
+            self._core.send_ping(0)
+
+    def path_changed(self, now: float, max_datagram_bytes: int) -> None:
+        """Datagrams travel another way from now on: forget the old way's round trip, window and datagram size.
+
+        ``max_datagram_bytes`` is the QUIC payload that the path carries, at least 1,200 (ProtocolError otherwise).
+        """
+        if max_datagram_bytes < MIN_DATAGRAM_BYTES:
+            raise ProtocolError(
+                f"a path of {max_datagram_bytes} bytes cannot carry QUIC: it needs {MIN_DATAGRAM_BYTES}"
+            )
+        self._configuration.max_datagram_size = max_datagram_bytes
+        if self._core is not None:
+            self._core.reset_path(now, max_datagram_bytes)
+
+    def close(self, now: float, reason: str) -> None:  # noqa: ARG002  - every input of a machine carries the time
+        """End the connection; the peer hears ``reason`` (cut to 200 bytes) with the next datagram."""
+        if not self._closed:
+            self._close_core(reason)
+
+    def _accept(self, datagram: bytes) -> CoreConnection | None:
+        """The server's first datagram: the library wants the connection id that the client invented."""
+        header = packet_header(datagram)
+        if header is None:
+            return None
+        self._core = CoreConnection(
+            configuration=self._configuration, original_destination_connection_id=header.destination_cid
+        )
+        return self._core
+
+    def _collect(self) -> None:
+        """Turn the library's events into ours."""
+        core = self._core
+        if core is None:
+            return
+        while not self._closed and (event := core.next_event()) is not None:
+            if isinstance(event, events.StreamDataReceived):
+                self._take(event)
+            elif isinstance(event, events.HandshakeCompleted):
+                self._authenticate(core)
+            elif isinstance(event, events.StreamReset | events.StopSendingReceived):
+                self._close_core("the peer broke a stream")
+        ended = core.close_event
+        if ended is not None and not self._closed:
+            self._finish(_printable(ended.reason_phrase) or f"error {ended.error_code:#x}", by_peer=core.closed_by_peer)
+
+    def _authenticate(self, core: CoreConnection) -> None:
+        certificate_der = core.peer_certificate_der
+        fingerprint = fingerprint_of(certificate_der) if certificate_der else b""
+        if not fingerprint:
+            self._close_core("no certificate was shown", _BAD_CERTIFICATE)
+        elif self._expected is not None and fingerprint != self._expected:
+            self._close_core("the certificate is not the invited one's", _BAD_CERTIFICATE)
+        else:
+            self._established = True
+            self._events.append(Established(fingerprint))
+            for stream, framed in self._held:
+                core.send_stream_data(self._outgoing[stream], framed)
+            self._held.clear()
+            self._held_bytes = 0
+
+    def _take(self, event: events.StreamDataReceived) -> None:
+        incoming = self._incoming.get(event.stream_id)
+        if incoming is None or event.end_stream:
+            self._close_core("the peer opened or ended a stream it may not")
+            return
+        stream, reader = incoming
+        try:
+            self._events.extend(Message(stream, message) for message in reader.feed(event.data))
+        except ProtocolError as error:
+            self._close_core(str(error))
+
+    def _close_core(self, reason: str, tls_error: int | None = None) -> None:
+        reason = _printable(reason)
+        if self._core is not None:
+            # A TLS alert keeps its words through the handshake; an application's close would lose them there (RFC
+            # 9000 section 10.2.3).
+            frame_type = None if tls_error is None else QuicFrameType.CRYPTO
+            self._core.close(tls_error or QuicErrorCode.NO_ERROR, frame_type, reason)
+        self._finish(reason, by_peer=False)
+
+    def _finish(self, reason: str, *, by_peer: bool) -> None:
+        self._closed = True
+        self._held.clear()
+        self._held_bytes = 0
+        self._events.append(Closed(reason, by_peer))
+
+
+def _configuration(identity: Identity, alpn: str, idle_timeout_s: float, *, is_client: bool) -> QuicConfiguration:
+    return QuicConfiguration(
+        alpn_protocols=[alpn],
+        certificate=x509.load_der_x509_certificate(identity.certificate_der),
+        private_key=identity.private_key,
+        connection_id_length=CONNECTION_ID_BYTES,
+        idle_timeout=idle_timeout_s,
+        is_client=is_client,
+        max_datagram_size=MIN_DATAGRAM_BYTES,
+        # One version: nothing to negotiate, and one set of initial keys to derive.
+        supported_versions=[QuicProtocolVersion.VERSION_1],
+        # Nobody signs these certificates; ``_authenticate`` compares fingerprints.
+        verify_mode=0,
+    )
+
+
+def _printable(text: str) -> str:
+    """One line fit for a terminal, whoever wrote it, at most ``_MAX_REASON_BYTES`` in UTF-8."""
+    shown = "".join(character if character.isprintable() else "?" for character in text)
+    return shown.encode(errors="replace")[:_MAX_REASON_BYTES].decode(errors="ignore")
