@@ -14,13 +14,12 @@ says, or that names no rows, is refused where it enters: what comes in over a li
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kafila.errors import ProtocolError
+from kafila.ring import records
 from kafila.types import FinishReason, NodeId, Sampling, Segment
 
 _ACTIVATION = 0x01
@@ -109,7 +108,7 @@ class Stats:
 
 
 Control = Ask | Text | Cancel | Stats
-_KINDS: Mapping[str, type[Control]] = {cls.kind: cls for cls in (Ask, Text, Cancel, Stats)}
+_FAMILY = records.kinds(Ask, Text, Cancel, Stats)
 
 
 def encode_activation(frame: Activation) -> bytes:
@@ -160,70 +159,12 @@ def decode_activation(data: bytes) -> Activation:
 
 def encode_control(message: Control) -> bytes:
     """The message's bytes."""
-    plain = {"kind": message.kind, **asdict(message)}
-    return bytes((_CONTROL,)) + json.dumps(plain, default=_to_json, separators=(",", ":")).encode()
-
-
-def _to_json(value: object) -> object:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, FinishReason):
-        return value.value
-    raise TypeError(f"{type(value)} has no JSON form here")
+    return bytes((_CONTROL,)) + records.encode(message)
 
 
 def decode_control(data: bytes) -> Control:
     """The message in ``data``. Raises ProtocolError for anything that is not exactly one of :data:`Control`."""
-    if not data or data[0] != _CONTROL:
+    if data[:1] != bytes((_CONTROL,)):
         raise ProtocolError("a control message begins with the wrong byte")
-    try:
-        plain = json.loads(data[1:])
-        cls = _KINDS[plain.pop("kind")]
-        return cls(**{f.name: _READERS[str(f.type)](plain[f.name]) for f in fields(cls)})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ProtocolError(f"a control message cannot be read ({type(error).__name__})") from error
-
-
-def _node_id(value: Any) -> NodeId:
-    return NodeId(bytes.fromhex(value))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("expected text")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise TypeError("expected a whole number")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("expected a number")
-    return float(value)
-
-
-def _sampling(value: Any) -> Sampling:
-    return Sampling(
-        temperature=_number(value["temperature"]),
-        top_k=_whole(value["top_k"]),
-        top_p=_number(value["top_p"]),
-        min_p=_number(value["min_p"]),
-        seed=_whole(value["seed"]),
-    )
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "str": _text,
-    "int": _whole,
-    "float": _number,
-    "NodeId": _node_id,
-    "Sampling": _sampling,
-    "FinishReason | None": lambda value: None if value is None else FinishReason(value),
-    "tuple[str, ...]": lambda value: tuple(map(_text, value)),
-    "tuple[float, ...]": lambda value: tuple(map(_number, value)),
-    "tuple[tuple[str, str], ...]": lambda value: tuple((_text(role), _text(content)) for role, content in value),
-}
+    message: Control = records.decode(data[1:], _FAMILY, "a control message")
+    return message

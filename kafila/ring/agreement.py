@@ -1,0 +1,162 @@
+"""What the members of a session tell one another through the rendezvous, sealed (pure codec).
+
+Sealing is :mod:`kafila.ring.sealing`'s business; here is only what is inside. The host decides, members report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from kafila.ring import records
+from kafila.types import Address, Capability, ModelManifest, NodeId
+
+PROTOCOL_VERSION = 1
+"""Raised when a member of another version could not follow; such members refuse each other in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """Who a member is and where it might be reached."""
+
+    node_id: NodeId
+    name: str
+    """What its owner calls it; shown to people, unique in the session."""
+    fingerprint: bytes
+    """SHA-256 of its certificate: what links pin."""
+    addresses: tuple[Address, ...]
+    machine: bytes
+    """A digest of the machine's identity and boot: members with the same one may reach each other over loopback."""
+    version: int = PROTOCOL_VERSION
+    rendezvous_rtt_s: float | None = None
+    nat_report: str = ""
+    """JSON of the NAT report, for whoever predicts reachability; empty where it was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOffer:
+    """The model a session serves and how much of it is reserved for talk."""
+
+    manifest: ModelManifest
+    source: str
+    """Where a member may find the checkpoint: a folder, an address or a name."""
+    config: str
+    """The checkpoint's config.json, so that a member can measure with the model's own shapes."""
+    dtype: str
+    context: int
+    """Tokens a request may hold."""
+    slots: int
+    """Requests whose caches are reserved at once."""
+
+
+class RefusalReason(Enum):
+    """Why a host does not take a member."""
+
+    FULL = "full"
+    STARTED = "started"
+    VERSION = "version"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A member introduces itself to the host."""
+
+    kind: ClassVar[str] = "hello"
+    member: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The host takes a member."""
+
+    kind: ClassVar[str] = "welcome"
+    name: str
+    """What the member is called in this session: the name it gave, or that with a number should it be taken."""
+    offer: ModelOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The host does not take a member."""
+
+    kind: ClassVar[str] = "refusal"
+    reason: RefusalReason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The host tells everybody who is there; ``expected`` is 0 while the host has not said how many to wait for."""
+
+    kind: ClassVar[str] = "roster"
+    names: tuple[str, ...]
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A member's device, measured with the model's shapes."""
+
+    kind: ClassVar[str] = "measured"
+    capability: Capability
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """The plan, and whom to link with: ``ring`` in order beginning at the head, a :class:`MemberInfo` each."""
+
+    kind: ClassVar[str] = "assign"
+    epoch: int
+    plan: str
+    """The plan's own JSON; the ring does not look inside."""
+    ring: tuple[MemberInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A member holds its shard and has its links."""
+
+    kind: ClassVar[str] = "ready"
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Everybody is ready: prompts may be asked."""
+
+    kind: ClassVar[str] = "serve"
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A member cannot go on (model missing, device out of memory): one line for people."""
+
+    kind: ClassVar[str] = "trouble"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The session has ended and why."""
+
+    kind: ClassVar[str] = "over"
+    text: str
+    names: tuple[str, ...] = field(default=())
+    """Who left or failed, where that is why."""
+
+
+SessionMessage = Hello | Welcome | Refusal | Roster | Measured | Assign | Ready | Serve | Trouble | Over
+_FAMILY = records.kinds(Hello, Welcome, Refusal, Roster, Measured, Assign, Ready, Serve, Trouble, Over)
+
+
+def encode_message(message: SessionMessage) -> bytes:
+    """The message's bytes, before sealing."""
+    return records.encode(message)
+
+
+def decode_message(data: bytes) -> SessionMessage:
+    """The message in ``data``, after opening. Raises ProtocolError for anything else."""
+    message: SessionMessage = records.decode(data, _FAMILY, "a session message")
+    return message
