@@ -85,7 +85,8 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         read_fields = _tuple_reader(tuple(typing.get_type_hints(hint).values()))
         return lambda value: hint(*read_fields(value))
     if issubclass(hint, Enum):
-        return hint  # an Enum class reads its value
+        read_value: Callable[[Any], Any] = hint  # an Enum class called with a value returns its member
+        return read_value
     return _SCALARS[hint]
 
 

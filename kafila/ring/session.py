@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -71,6 +71,14 @@ class Present:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """Host only: a member cannot take part, and why; its place is free."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureWanted:
     """Measure this device with the offer's shapes, then call ``measured`` or ``trouble``."""
 
@@ -106,7 +114,7 @@ class Ended:
     refusal: RefusalReason | None = None
 
 
-Event = Present | MeasureWanted | PlanWanted | BuildWanted | Serving | Ended
+Event = Present | Dropped | MeasureWanted | PlanWanted | BuildWanted | Serving | Ended
 
 
 class _Machine:
@@ -172,7 +180,7 @@ class HostSession(_Machine):
                 case Ready(epoch) if epoch == self._epoch:
                     self._ready(sender)
                 case Trouble(text):
-                    self.end(f"{self._members[sender].info.name}: {text}", (self._members[sender].info.name,))
+                    self._trouble(sender, text)
                 case _:
                     pass  # the rest are the host's own to say
 
@@ -182,7 +190,7 @@ class HostSession(_Machine):
         if (refusal := self._refusal(hello)) is not None:
             self._send(sender, refusal)
             return
-        info = _renamed(hello.member, self._unique(hello.member.name))
+        info = replace(hello.member, name=self._unique(hello.member.name))
         self._members[sender] = _Guest(info)
         self._send(sender, Welcome(info.name, self._offer))
         self._announce()
@@ -265,6 +273,15 @@ class HostSession(_Machine):
         else:
             self.end(f"{guest.info.name} left the session", (guest.info.name,))
 
+    def _trouble(self, sender: NodeId, text: str) -> None:
+        """A member that cannot take part costs the others nothing while gathering; later it ends the session."""
+        name = self._members[sender].info.name
+        if self.state is State.GATHERING:
+            self._events.append(Dropped(name, text))
+            self.gone(sender)
+        else:
+            self.end(f"{name} cannot go on: {text}", (name,))
+
     def end(self, text: str, names: tuple[str, ...] = ()) -> None:
         """End the session for everybody."""
         if self.state is not State.OVER:
@@ -310,8 +327,8 @@ class MemberSession(_Machine):
             case Roster(names, expected), _:
                 self._host_name = names[0] if names else self._host_name
                 self._events.append(Present(names, expected))
-            case Assign(), State.WAITING:
-                self._assigned(message)
+            case Assign() as assignment, State.WAITING:
+                self._assigned(assignment)
             case Serve(epoch), State.BUILDING if epoch == self._epoch:
                 self.state = State.SERVING
                 self._events.append(Serving())
@@ -320,12 +337,11 @@ class MemberSession(_Machine):
             case _:
                 pass  # out of order or not for us: sealed and authentic, but nothing to act on
 
-    def _assigned(self, message: SessionMessage) -> None:
-        assert isinstance(message, Assign)
-        self._epoch = message.epoch
-        self._names = {info.node_id: info.name for info in message.ring}
+    def _assigned(self, assignment: Assign) -> None:
+        self._epoch = assignment.epoch
+        self._names = {info.node_id: info.name for info in assignment.ring}
         self.state = State.BUILDING
-        self._events.append(BuildWanted(message))
+        self._events.append(BuildWanted(assignment))
 
     def measured(self, capability: Capability) -> None:
         """This device, measured."""
@@ -350,16 +366,3 @@ class MemberSession(_Machine):
             self._over(f"{self._host_name} left, and the session with it", (self._host_name,))
         elif node in self._names and self.state in {State.BUILDING, State.SERVING}:
             self._over(f"{self._names[node]} left the session", (self._names[node],))
-
-
-def _renamed(info: MemberInfo, name: str) -> MemberInfo:
-    return MemberInfo(
-        info.node_id,
-        name,
-        info.fingerprint,
-        info.addresses,
-        info.machine,
-        info.version,
-        info.rendezvous_rtt_s,
-        info.nat_report,
-    )

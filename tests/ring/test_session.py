@@ -1,0 +1,232 @@
+"""The host's and the members' machines, joined by ordered, authentic channels as the rendezvous and sealing give."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafila.ring.agreement import (
+    Assign,
+    Hello,
+    Measured,
+    MemberInfo,
+    ModelOffer,
+    Over,
+    Ready,
+    RefusalReason,
+    Serve,
+    SessionMessage,
+    Trouble,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+from kafila.ring.session import (
+    WELCOME_TIMEOUT_S,
+    BuildWanted,
+    Dropped,
+    Ended,
+    Event,
+    HostSession,
+    MeasureWanted,
+    MemberSession,
+    Outgoing,
+    PlanWanted,
+    Present,
+    Serving,
+    State,
+)
+from kafila.types import Address, Capability, ModelManifest, NodeId
+
+OFFER = ModelOffer(
+    ModelManifest("tiny", 4, 100, 50, 40, 2, 16, 64), "/models/tiny", '{"a": 1}', "float32", context=32, slots=2
+)
+CAPABILITY = Capability("cpu", 1000, 1e9, 1e-5, 1e9)
+
+
+def info(n: int, name: str = "") -> MemberInfo:
+    return MemberInfo(
+        NodeId(bytes([n] * 8)), name or f"member {n}", bytes([n] * 32), (Address("192.168.1.2", 4000 + n),), b"m"
+    )
+
+
+class Session:
+    """A host and members; ``step`` delivers one message and plays the devices' part."""
+
+    def __init__(self, members: int, expected: int | None) -> None:
+        self.host = HostSession(info(0), OFFER, expected)
+        self.members = {info(n).node_id: MemberSession(info(n), info(0).node_id, 0.0) for n in range(1, members + 1)}
+        self.events: dict[NodeId, list[Event]] = {node: [] for node in [info(0).node_id, *self.members]}
+        self.wires: dict[tuple[NodeId, NodeId], deque[SessionMessage]] = {}
+
+    @property
+    def machines(self) -> dict[NodeId, HostSession | MemberSession]:
+        return {info(0).node_id: self.host, **self.members}
+
+    def collect(self) -> None:
+        for node, machine in self.machines.items():
+            while (event := machine.next_event()) is not None:
+                self.events[node].append(event)
+                self.act(machine, event)
+            while (outgoing := machine.next_message()) is not None:
+                self._post(node, outgoing)
+
+    def _post(self, sender: NodeId, outgoing: Outgoing) -> None:
+        targets = [node for node in self.machines if node != sender] if outgoing.to is None else [outgoing.to]
+        for target in targets:
+            message = decode_message(encode_message(outgoing.message))
+            assert message == outgoing.message
+            self.wires.setdefault((sender, target), deque()).append(message)
+
+    def act(self, machine: HostSession | MemberSession, event: Event) -> None:
+        match event:
+            case MeasureWanted():
+                machine.measured(CAPABILITY)
+            case PlanWanted(members):
+                self.host.assign("the plan", [member.node_id for member, _ in members])
+            case BuildWanted():
+                machine.ready()
+            case _:
+                pass
+
+    def step(self, pick: int = 0) -> bool:
+        self.collect()
+        busy = [wire for wire in sorted(self.wires) if self.wires[wire]]
+        if not busy:
+            return False
+        sender, target = busy[pick % len(busy)]
+        self.machines[target].receive(sender, self.wires[sender, target].popleft())
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 50), max_size=60))
+def test_everybody_serves_the_same_ring_whatever_the_order_of_messages(members: int, picks: list[int]) -> None:
+    session = Session(members, members + 1)
+    for pick in picks:
+        session.step(pick)
+    session.run()
+    rings = set()
+    for node, machine in session.machines.items():
+        assert machine.state is State.SERVING
+        assert session.events[node][-1] == Serving()
+        rings |= {event.assignment for event in session.events[node] if isinstance(event, BuildWanted)}
+    (ring,) = rings
+    assert len(ring.ring) == members + 1
+    assert ring.plan == "the plan"
+
+
+def test_a_host_alone_serves_alone() -> None:
+    session = Session(0, 1)
+    session.run()
+    assert session.host.state is State.SERVING
+
+
+def test_one_too_many_is_refused_in_words_that_say_what_to_do() -> None:
+    session = Session(2, 2)
+    session.run()
+    ends = [event for events in session.events.values() for event in events if isinstance(event, Ended)]
+    assert [end.refusal for end in ends] == [RefusalReason.STARTED]
+    late = HostSession(info(0), OFFER, 2)
+    late.receive(info(1).node_id, Hello(info(1)))
+    late.receive(info(2).node_id, Hello(info(2)))
+    messages = []
+    while (outgoing := late.next_message()) is not None:
+        messages.append(outgoing.message)
+    assert "--members 3" in str(messages[-1])
+
+
+def test_a_host_that_does_not_say_how_many_starts_when_told() -> None:
+    session = Session(2, None)
+    session.run()
+    assert session.host.state is State.GATHERING
+    session.host.start()
+    session.run()
+    assert {machine.state for machine in session.machines.values()} == {State.SERVING}
+
+
+def test_another_protocol_version_is_refused_by_name() -> None:
+    host = HostSession(info(0), OFFER, 2)
+    host.receive(info(1).node_id, Hello(replace(info(1), version=99)))
+    host.next_message()
+    outgoing = host.next_message()
+    assert outgoing is not None
+    assert "protocol 1, you run 99" in str(outgoing.message)
+
+
+def test_two_members_of_one_name_get_different_names() -> None:
+    host = HostSession(info(0, "ada"), OFFER, 3)
+    host.receive(info(1).node_id, Hello(info(1, "ada")))
+    host.receive(info(2).node_id, Hello(info(2, "ada")))
+    assert host.names == ("ada", "ada-2", "ada-3")
+
+
+def test_a_member_that_cannot_take_part_frees_its_place() -> None:
+    host = HostSession(info(0), OFFER, 2)
+    host.receive(info(1).node_id, Hello(info(1)))
+    host.receive(info(1).node_id, Trouble("no such folder"))
+    events = []
+    while (event := host.next_event()) is not None:
+        events.append(event)
+    assert Dropped("member 1", "no such folder") in events
+    assert events[-1] == Present(("member 0",), 2)
+    assert host.state is State.GATHERING
+
+
+@given(st.integers(1, 3), st.integers(0, 40), st.integers(0, 3))
+def test_whenever_somebody_leaves_the_others_end_or_form_without_them(members: int, steps: int, leaver: int) -> None:
+    session = Session(members, members + 1)
+    for _ in range(steps):
+        session.step()
+    session.collect()
+    gone = info(min(leaver, members)).node_id
+    session.wires = {wire: queue for wire, queue in session.wires.items() if gone not in wire}
+    host_was_gathering = session.host.state is State.GATHERING
+    for node, machine in session.machines.items():
+        if node != gone:
+            machine.gone(gone)
+    session.members.pop(gone, None)
+    session.run()
+    if gone == info(0).node_id:
+        assert {member.state for member in session.members.values()} <= {State.OVER}
+    elif host_was_gathering:
+        assert session.host.state is State.GATHERING
+    else:
+        assert {machine.state for machine in session.machines.values()} == {State.OVER}
+        assert all("left" in str(events[-1]) for node, events in session.events.items() if node != gone)
+
+
+def test_a_silent_host_is_given_up_after_a_while() -> None:
+    member = MemberSession(info(1), info(0).node_id, now=5.0)
+    assert member.next_timer() == 5.0 + WELCOME_TIMEOUT_S
+    member.handle_timer(5.0 + WELCOME_TIMEOUT_S)
+    assert member.state is State.OVER
+    assert member.next_timer() is None
+
+
+@pytest.mark.parametrize(
+    "message", [Welcome("x", OFFER), Over("bye"), Assign(1, "evil", (info(2),)), Serve(1), Trouble("x"), Ready(1)]
+)
+def test_only_the_host_speaks_for_the_host(message: SessionMessage) -> None:
+    session = Session(1, 3)
+    session.run()
+    member = session.members[info(1).node_id]
+    before = member.state
+    member.receive(info(2).node_id, message)
+    session.host.receive(info(2).node_id, message)
+    assert member.state is before
+    assert member.next_event() is None
+
+
+def test_a_stranger_cannot_measure_or_speak_as_another() -> None:
+    host = HostSession(info(0), OFFER, 2)
+    host.receive(info(2).node_id, Hello(info(1)))
+    host.receive(info(2).node_id, Measured(CAPABILITY))
+    assert host.names == ("member 0",)
