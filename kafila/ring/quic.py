@@ -27,9 +27,9 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersio
 from cryptography import x509
 
 from kafila.errors import ProtocolError
-from kafila.ring.quic_core import PEER, CoreConnection
 from kafila.ring.identity import Identity, fingerprint_of
 from kafila.ring.messages import MessageReader, frame_message
+from kafila.ring.quic_core import PEER, CoreConnection
 from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept, packet_header
 
 MIN_DATAGRAM_BYTES = 1200
