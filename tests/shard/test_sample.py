@@ -138,6 +138,14 @@ def test_the_stream_stays_what_it_is() -> None:
     ]
 
 
+@pytest.mark.parametrize(("point", "expected"), [(0.0, 1), (1 - 2.0**-53, 3)])
+def test_tokens_without_a_share_are_not_drawn_at_the_ends(
+    monkeypatch: pytest.MonkeyPatch, point: float, expected: int
+) -> None:
+    monkeypatch.setattr("kafila.shard.sample.uniform", lambda seed, position: point)
+    assert draw(as_logits(-np.inf, 1, 1, 1, -np.inf), Sampling(temperature=1.0), 0) == expected
+
+
 def test_ties_at_the_edge_of_top_k_keep_the_lower_ids() -> None:
     ids, _ = distribution(as_logits(1, 2, 1, 2, 1), Sampling(temperature=1.0, top_k=3))
     assert ids.tolist() == [0, 1, 3]
