@@ -1,0 +1,44 @@
+"""What a session measured, one JSON object a line (DESIGN section 9).
+
+    {"at_s": 12.3, "what": "plan", ...}     the plan as everybody was given it
+    {"at_s": 14.0, "what": "path", ...}     an edge changed its path
+    {"at_s": 15.1, "what": "batch", ...}    one batch went round: stage times, circuit, rows, prefill or decode
+    {"at_s": 19.9, "what": "answer", ...}   an answer ended: tokens, time to the first one, time for the rest
+
+Times are the node's own clock from the start of the trace. Records are written as they happen, so a killed node leaves
+all but its last line; a batch costs one small dictionary, nothing when no trace is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import IO, Any, Protocol
+
+
+class Recorder(Protocol):
+    """Whoever wants to know what a session measured."""
+
+    def record(self, what: str, now: float, facts: Mapping[str, Any]) -> None:
+        """One fact, at ``now`` seconds of the node's clock."""
+        ...
+
+
+class Silence:
+    """Keeps nothing."""
+
+    def record(self, what: str, now: float, facts: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+class TraceFile:
+    """Writes records to an open text file, which stays the caller's to close."""
+
+    def __init__(self, file: IO[str], now: float) -> None:
+        self._file = file
+        self._began_at = now
+
+    def record(self, what: str, now: float, facts: Mapping[str, Any]) -> None:
+        """Append one line."""
+        line = {"at_s": round(now - self._began_at, 6), "what": what, **facts}
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
