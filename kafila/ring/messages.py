@@ -24,8 +24,9 @@ def frame_message(message: bytes) -> bytes:
 class MessageReader:
     """Cuts one stream's bytes back into messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._buffer = bytearray()
+        self._limit = max_message_bytes
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that ``data`` completes, in order. Raises ProtocolError at a length over the limit, as soon as
@@ -34,8 +35,8 @@ class MessageReader:
         buffer += data
         while len(buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer)
-            if length > MAX_MESSAGE_BYTES:
-                raise ProtocolError(f"the peer announced a message of {length} bytes, over {MAX_MESSAGE_BYTES}")
+            if length > self._limit:
+                raise ProtocolError(f"the peer announced a message of {length} bytes, over {self._limit}")
             stop = _LENGTH.size + length
             if len(buffer) < stop:
                 return

@@ -28,7 +28,7 @@ from cryptography import x509
 
 from kafila.errors import ProtocolError
 from kafila.ring.identity import Identity, fingerprint_of
-from kafila.ring.messages import MessageReader, frame_message
+from kafila.ring.messages import MAX_MESSAGE_BYTES, MessageReader, frame_message
 from kafila.ring.quic_core import PEER, CoreConnection
 from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept, packet_header
 
@@ -85,7 +85,12 @@ class QuicConnection:
     """One connection. Make it with :meth:`client` or :meth:`server`."""
 
     def __init__(
-        self, configuration: QuicConfiguration, expected_fingerprint: bytes | None, now: float, accepted: Accept | None
+        self,
+        configuration: QuicConfiguration,
+        expected_fingerprint: bytes | None,
+        now: float,
+        accepted: Accept | None,
+        max_message_bytes: int,
     ) -> None:
         self._configuration = configuration
         self._expected = expected_fingerprint
@@ -98,7 +103,7 @@ class QuicConnection:
         self._held_bytes = 0
         first = 2 if configuration.is_client else 3  # unidirectional stream ids (RFC 9000 section 2.1)
         self._outgoing = {stream: first + 4 * stream for stream in Stream}
-        self._incoming = {(first ^ 1) + 4 * stream: (stream, MessageReader()) for stream in Stream}
+        self._incoming = {(first ^ 1) + 4 * stream: (stream, MessageReader(max_message_bytes)) for stream in Stream}
         if configuration.is_client:
             self._core = CoreConnection(configuration=configuration)
             self._core.connect(PEER, now)
@@ -118,9 +123,14 @@ class QuicConnection:
         *,
         alpn: str,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> QuicConnection:
-        """The side that speaks first. ``expected_fingerprint`` ``None``: any server will do."""
-        return cls(_configuration(identity, alpn, idle_timeout_s, is_client=True), expected_fingerprint, now, None)
+        """The side that speaks first. ``expected_fingerprint`` ``None``: any server will do.
+
+        A peer that announces a message over ``max_message_bytes`` is cut off.
+        """
+        configuration = _configuration(identity, alpn, idle_timeout_s, is_client=True)
+        return cls(configuration, expected_fingerprint, now, None, max_message_bytes)
 
     @classmethod
     def server(
@@ -132,12 +142,14 @@ class QuicConnection:
         alpn: str,
         accepted: Accept | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> QuicConnection:
         """The side that waits. ``expected_fingerprint`` ``None``: any client that shows a certificate and has its key.
 
         ``accepted`` is what a :class:`RetryGate` said of the first datagram; without it no Retry was sent.
         """
-        return cls(_configuration(identity, alpn, idle_timeout_s, is_client=False), expected_fingerprint, now, accepted)
+        configuration = _configuration(identity, alpn, idle_timeout_s, is_client=False)
+        return cls(configuration, expected_fingerprint, now, accepted, max_message_bytes)
 
     @property
     def established(self) -> bool:
@@ -158,6 +170,17 @@ class QuicConnection:
     def rtt_s(self) -> float | None:
         """The smoothed round-trip time of the present path, seconds; ``None`` before the first sample."""
         return self._core.smoothed_rtt_s if self._core else None
+
+    @property
+    def connection_ids(self) -> tuple[bytes, ...]:
+        """What the peer may address this end by: how a server with one socket tells its connections apart."""
+        return self._core.local_connection_ids if self._core else ()
+
+    @property
+    def newest_packet(self) -> int:
+        """The highest number of a packet that the peer's session key has protected; -1 before the first. It rises only
+        on what is authentic and newer than all before: the proof that an address change asks for (RFC 9000, 9.3)."""
+        return self._core.newest_packet if self._core else -1
 
     def receive(self, datagrams: Sequence[bytes], now: float) -> None:
         """Take what the socket had. Never raises, whatever the bytes."""

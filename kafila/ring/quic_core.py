@@ -8,6 +8,7 @@ from __future__ import annotations
 from aioquic.quic import events
 from aioquic.quic.connection import QuicConnection as AioquicConnection
 from aioquic.quic.connection import QuicConnectionState
+from aioquic.tls import Epoch
 from cryptography.hazmat.primitives.serialization import Encoding
 
 PEER = ("peer", 0)
@@ -41,6 +42,17 @@ class CoreConnection(AioquicConnection):
     def smoothed_rtt_s(self) -> float | None:
         """Smoothed round-trip time, ``None`` before the first sample."""
         return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
+
+    @property
+    def local_connection_ids(self) -> tuple[bytes, ...]:
+        """Every connection id that was given to the peer and is still in force."""
+        return tuple(each.cid for each in self._host_cids)
+
+    @property
+    def newest_packet(self) -> int:
+        """The highest 1-RTT packet number received and authenticated, -1 before the first."""
+        space = self._spaces.get(Epoch.ONE_RTT)
+        return space.largest_received_packet if space else -1
 
     @property
     def unacknowledged_bytes(self) -> int:
