@@ -22,6 +22,8 @@ from kafila.types import Address
 from kafila.wire import STUN_MAGIC_COOKIE
 
 HEADER_BYTES = 20
+REQUEST_BYTES = 120
+"""What a request of ours is filled to: the largest reply, three IPv6 addresses, a NONCE and a FINGERPRINT."""
 TRANSACTION_ID_BYTES = 12
 _FINGERPRINT_BYTES = 8
 _FINGERPRINT_XOR = 0x5354554E  # "STUN", RFC 8489 section 14.7
@@ -100,6 +102,12 @@ class StunMessage:
     def reflexive(self) -> Address | None:
         """The sender's address as the server saw it. The XORed form goes first: some NATs rewrite the plain one."""
         return self.xor_mapped_address or self.mapped_address
+
+
+def binding_request(transaction_id: bytes, *, change: Change | None = None, nonce: bytes = b"") -> bytes:
+    """A request that leaves room for the largest reply of our own server."""
+    request = StunMessage(MessageClass.REQUEST, transaction_id, change=change, nonce=nonce)
+    return encode(request, at_least_bytes=REQUEST_BYTES)
 
 
 def encode(message: StunMessage, *, at_least_bytes: int = 0) -> bytes:
