@@ -1,0 +1,91 @@
+"""A model's sizes from its config.json alone, for planning before anything is fetched.
+
+Covers the decoders that share one shape: RMSNorm, rotary attention with grouped keys and values, a gated MLP. What a
+checkpoint really holds is measured from its file headers when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kafila.errors import ModelIncomplete, UnsupportedModel
+from kafila.plan.members import ModelManifest
+
+_QK_NORM = {"qwen3"}
+"""Families with a norm over each head's query and key."""
+_QKV_BIAS = {"qwen2"}
+"""Families whose query, key and value projections always have biases."""
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_DEFAULT_CONTEXT = 2048
+"""What ``max_position_embeddings`` means when a Llama-style config leaves it out."""
+
+
+def manifest_from_config(config: Mapping[str, object], name: str) -> ModelManifest:
+    """Sizes of the model that ``config`` (a parsed config.json) describes, at its dtype, bfloat16 if it names none.
+
+    Raises UnsupportedModel for another architecture or a quantized checkpoint, ModelIncomplete for a setting that is
+    missing or wrong; each names it.
+    """
+    family = _family(config, name)
+    hidden = _whole(config, "hidden_size", name)
+    heads = _whole(config, "num_attention_heads", name)
+    kv_heads = _whole(config, "num_key_value_heads", name, heads)
+    head_dim = _whole(config, "head_dim", name, hidden // heads)
+    width = _dtype_bytes(config, name)
+    block = _block_weights(config, name, family, hidden, heads, kv_heads, head_dim)
+    vocabulary = _whole(config, "vocab_size", name) * hidden
+    tied = config.get("tie_word_embeddings") is True
+    return ModelManifest(
+        name=name,
+        blocks=_whole(config, "num_hidden_layers", name),
+        block_bytes=block * width,
+        head_bytes=(vocabulary * (1 if tied else 2) + hidden) * width,
+        head_read_bytes=(vocabulary + hidden) * width,
+        kv_bytes_per_token_per_block=2 * kv_heads * head_dim * width,
+        hidden_bytes=hidden * width,
+        max_context=_whole(config, "max_position_embeddings", name, _DEFAULT_CONTEXT),
+    )
+
+
+def _block_weights(
+    config: Mapping[str, object], name: str, family: str, hidden: int, heads: int, kv_heads: int, head_dim: int
+) -> int:
+    """Weights of one block: attention, gated MLP, two norms, and what the family adds."""
+    inner = _whole(config, "intermediate_size", name)
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    weights = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    if family in _QK_NORM:
+        weights += 2 * head_dim
+    if config.get("attention_bias") is True:
+        weights += queries + 2 * keys + hidden
+    elif family in _QKV_BIAS:
+        weights += queries + 2 * keys
+    if config.get("mlp_bias") is True:
+        weights += 2 * inner + hidden
+    return weights
+
+
+def _family(config: Mapping[str, object], name: str) -> str:
+    family = config.get("model_type")
+    if family not in SUPPORTED:
+        raise UnsupportedModel(f"{name} is of the architecture {family!r}; supported are {', '.join(SUPPORTED)}")
+    if config.get("quantization") or config.get("quantization_config"):
+        raise UnsupportedModel(f"{name} is quantized: its sizes are not told by config.json alone")
+    return str(family)
+
+
+def _dtype_bytes(config: Mapping[str, object], name: str) -> int:
+    dtype = config.get("dtype", config.get("torch_dtype")) or "bfloat16"
+    if not isinstance(dtype, str) or dtype not in _BYTES:
+        raise UnsupportedModel(f"{name} has the dtype {dtype!r}; supported are {', '.join(_BYTES)}")
+    return _BYTES[dtype]
+
+
+def _whole(config: Mapping[str, object], key: str, name: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None and default is not None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelIncomplete(f"{name}: config.json does not say {key!r} as a whole number above 0")
+    return value
