@@ -23,13 +23,14 @@ from enum import IntEnum
 
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersion
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType, QuicProtocolVersion
 from cryptography import x509
 
 from kafila.errors import ProtocolError
 from kafila.ring.identity import Identity, fingerprint_of
 from kafila.ring.messages import MAX_MESSAGE_BYTES, MessageReader, frame_message
-from kafila.ring.quic_core import PEER, CoreConnection
+from kafila.ring.quic_core import PEER
+from kafila.ring.quic_fast import FastConnection
 from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept, packet_header
 
 MIN_DATAGRAM_BYTES = 1200
@@ -38,10 +39,15 @@ MIN_DATAGRAM_BYTES = 1200
 IDLE_TIMEOUT_S = 30.0
 """Twice the 15 s keepalive of a path (DESIGN section 5): one lost keepalive must not end a connection."""
 
+STREAM_WINDOW_BYTES = 16 * 2**20
+"""How far a peer may send ahead of the first byte missing: a gigabit over 128 ms. Reassembly can be made to hold this
+much a stream, less where messages are limited to less."""
+
 MAX_BUFFERED_BYTES = 256 * 2**20
 """Four of the largest messages. Callers watch ``buffered_bytes`` and stay far below; a peer that lets it come to this
 has stopped reading, and the connection closes."""
 
+_LEAST_WINDOW_BYTES = 64 * 2**10
 _MAX_REASON_BYTES = 200
 """A close reason fits one datagram of 1,200 bytes, and one line of a terminal."""
 
@@ -94,7 +100,7 @@ class QuicConnection:
     ) -> None:
         self._configuration = configuration
         self._expected = expected_fingerprint
-        self._core: CoreConnection | None = None
+        self._core: FastConnection | None = None
         self._waiting_until = now + configuration.idle_timeout
         self._established = False
         self._closed = False
@@ -104,15 +110,10 @@ class QuicConnection:
         first = 2 if configuration.is_client else 3  # unidirectional stream ids (RFC 9000 section 2.1)
         self._outgoing = {stream: first + 4 * stream for stream in Stream}
         self._incoming = {(first ^ 1) + 4 * stream: (stream, MessageReader(max_message_bytes)) for stream in Stream}
+        self._accepted = accepted
         if configuration.is_client:
-            self._core = CoreConnection(configuration=configuration)
+            self._core = FastConnection(configuration)
             self._core.connect(PEER, now)
-        elif accepted is not None:
-            self._core = CoreConnection(
-                configuration=configuration,
-                original_destination_connection_id=accepted.original_destination_cid,
-                retry_source_connection_id=accepted.retry_source_cid,
-            )
 
     @classmethod
     def client(
@@ -129,7 +130,7 @@ class QuicConnection:
 
         A peer that announces a message over ``max_message_bytes`` is cut off.
         """
-        configuration = _configuration(identity, alpn, idle_timeout_s, is_client=True)
+        configuration = _configuration(identity, alpn, idle_timeout_s, max_message_bytes, is_client=True)
         return cls(configuration, expected_fingerprint, now, None, max_message_bytes)
 
     @classmethod
@@ -148,7 +149,7 @@ class QuicConnection:
 
         ``accepted`` is what a :class:`RetryGate` said of the first datagram; without it no Retry was sent.
         """
-        configuration = _configuration(identity, alpn, idle_timeout_s, is_client=False)
+        configuration = _configuration(identity, alpn, idle_timeout_s, max_message_bytes, is_client=False)
         return cls(configuration, expected_fingerprint, now, accepted, max_message_bytes)
 
     @property
@@ -187,9 +188,10 @@ class QuicConnection:
         for datagram in datagrams:
             if self._closed:
                 return
-            core = self._core or self._accept(datagram)
-            if core is not None:
-                core.receive_datagram(datagram, PEER, now)
+            if self._core is not None:
+                self._core.take(datagram, now)
+            else:
+                self._begin(datagram, now)
         self._collect()
 
     def handle_timer(self, now: float) -> None:
@@ -212,7 +214,7 @@ class QuicConnection:
         """What should leave now. Call after every other method."""
         if self._core is None:
             return []
-        return [datagram for datagram, _ in self._core.datagrams_to_send(now)]
+        return self._core.flush(now)
 
     def next_event(self) -> Event | None:
         """The next thing that happened, or ``None``."""
@@ -254,15 +256,13 @@ class QuicConnection:
         if not self._closed:
             self._close_core(reason)
 
-    def _accept(self, datagram: bytes) -> CoreConnection | None:
-        """The server's first datagram: the library wants the connection id that the client invented."""
+    def _begin(self, datagram: bytes, now: float) -> None:
+        """A server's first datagram: only a valid Initial makes a connection, so no stray one spoils it."""
         header = packet_header(datagram)
-        if header is None:
-            return None
-        self._core = CoreConnection(
-            configuration=self._configuration, original_destination_connection_id=header.destination_cid
-        )
-        return self._core
+        if header is not None and header.packet_type is QuicPacketType.INITIAL:
+            core = FastConnection(self._configuration, self._accepted or Accept(header.destination_cid, b""))
+            core.take(datagram, now)
+            self._core = None if core.untouched else core
 
     def _collect(self) -> None:
         """Turn the library's events into ours."""
@@ -280,7 +280,7 @@ class QuicConnection:
         if ended is not None and not self._closed:
             self._finish(_printable(ended.reason_phrase) or f"error {ended.error_code:#x}", by_peer=core.closed_by_peer)
 
-    def _authenticate(self, core: CoreConnection) -> None:
+    def _authenticate(self, core: FastConnection) -> None:
         certificate_der = core.peer_certificate_der
         fingerprint = fingerprint_of(certificate_der) if certificate_der else b""
         if not fingerprint:
@@ -322,7 +322,9 @@ class QuicConnection:
         self._events.append(Closed(reason, by_peer))
 
 
-def _configuration(identity: Identity, alpn: str, idle_timeout_s: float, *, is_client: bool) -> QuicConfiguration:
+def _configuration(
+    identity: Identity, alpn: str, idle_timeout_s: float, max_message_bytes: int, *, is_client: bool
+) -> QuicConfiguration:
     return QuicConfiguration(
         alpn_protocols=[alpn],
         certificate=x509.load_der_x509_certificate(identity.certificate_der),
@@ -331,6 +333,7 @@ def _configuration(identity: Identity, alpn: str, idle_timeout_s: float, *, is_c
         idle_timeout=idle_timeout_s,
         is_client=is_client,
         max_datagram_size=MIN_DATAGRAM_BYTES,
+        max_stream_data=min(STREAM_WINDOW_BYTES, 2 * max_message_bytes + _LEAST_WINDOW_BYTES),
         # One version: nothing to negotiate, and one set of initial keys to derive.
         supported_versions=[QuicProtocolVersion.VERSION_1],
         # Nobody signs these certificates; ``_authenticate`` compares fingerprints.

@@ -1,26 +1,82 @@
-"""Every touch of the QUIC library's insides, in one place.
+"""The QUIC library's connection with our policies, and every touch of its insides but the fast path's.
 
-``tests/ring/test_quic_core.py`` fails loudly where a new aioquic has moved them.
+aioquic is pinned to the minor releases whose insides these are; ``tests/ring/test_quic_core.py`` fails loudly where
+another has moved them. What is ours:
+
+- the client's certificate is asked for;
+- flow control windows slide instead of doubling for ever, so a peer can make us hold only so much;
+- acknowledgements wait for company (below);
+- the window and the pacing of ``quic_congestion.py``;
+- forgetting a path.
 """
 
 from __future__ import annotations
 
+import math
+
 from aioquic.quic import events
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import MAX_STREAM_DATA_FRAME_CAPACITY, QuicConnectionState
 from aioquic.quic.connection import QuicConnection as AioquicConnection
-from aioquic.quic.connection import QuicConnectionState
+from aioquic.quic.packet import QuicFrameType
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 from cryptography.hazmat.primitives.serialization import Encoding
+
+from kafila.ring.quic_congestion import ALGORITHM, BurstPacer, LinkCongestion
+from kafila.ring.quic_retry import Accept
 
 PEER = ("peer", 0)
 """The one address aioquic ever sees. Not an IP literal, so a server's preferred address is never tried either."""
 
+STREAMS_EACH_WAY = 2
+
+UNLIMITED_BYTES = 2**60
+"""The window of the whole connection. The streams' windows are the bound; a second one would only cost frames."""
+
+ACK_DELAY_S = 0.010
+"""How long the acknowledgement of a lone frame waits for company; aioquic tells peers 25 ms (``max_ack_delay``), so
+their timers allow for it. aioquic's own 1 ms would answer every frame with a packet."""
+
+ACK_EVERY_PACKETS = 8
+"""Answered at once: less than the smallest window that a sender without losses has (ten packets), so a sender never
+stands still for the delay."""
+
+KEY_UPDATE_PACKETS = 2**22
+"""Packets under one key: half of what AES-GCM bears (RFC 9001 section 6.6). The library never changes keys itself."""
+
+UNANSWERED_PACKETS = 128
+"""A member that only receives sends only acknowledgements, which nobody acknowledges (RFC 9000 section 13.2.4), and the
+library keeps each until somebody does. After this many a PING asks."""
+
 
 class CoreConnection(AioquicConnection):
-    """aioquic's connection, asking for the client's certificate."""
+    """aioquic's connection as a link wants it."""
+
+    def __init__(self, configuration: QuicConfiguration, accepted: Accept | None = None) -> None:
+        configuration.congestion_control_algorithm = ALGORITHM
+        configuration.max_data = UNLIMITED_BYTES
+        self._stream_window = configuration.max_stream_data
+        super().__init__(
+            configuration=configuration,
+            original_destination_connection_id=accepted.original_destination_cid if accepted else None,
+            retry_source_connection_id=accepted.retry_source_cid or None if accepted else None,
+        )
+        self._ack_delay = ACK_DELAY_S
+        for limit, count in ((self._local_max_streams_bidi, 0), (self._local_max_streams_uni, STREAMS_EACH_WAY)):
+            limit.value = limit.sent = count
+        self._set_pacer(configuration.max_datagram_size)
+        self._next_key_update = KEY_UPDATE_PACKETS
+        self._answered_packet = -1
+        self._answered_ranges = 0
+        self._new_path_packet: int | None = None
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls._request_client_certificate = True
+        self._space: QuicPacketSpace = self._spaces[Epoch.ONE_RTT]
 
     @property
     def peer_certificate_der(self) -> bytes | None:
@@ -51,14 +107,104 @@ class CoreConnection(AioquicConnection):
     @property
     def newest_packet(self) -> int:
         """The highest 1-RTT packet number received and authenticated, -1 before the first."""
-        space = self._spaces.get(Epoch.ONE_RTT)
-        return space.largest_received_packet if space else -1
+        return self._space.largest_received_packet
 
     @property
     def unacknowledged_bytes(self) -> int:
         """Stream bytes handed over and not yet acknowledged."""
         return sum(len(stream.sender._buffer) for stream in self._streams.values())
 
-    def reset_path(self, now: float, max_datagram_bytes: int) -> None:  # noqa: ARG002  - about to be used
-        """Forget what was learnt of the old path."""
+    @property
+    def untouched(self) -> bool:
+        """A server that no valid packet has reached."""
+        return self._state is QuicConnectionState.FIRSTFLIGHT
+
+    def take(self, datagram: bytes, now: float) -> None:
+        """One datagram came."""
+        self.receive_datagram(datagram, PEER, now)
+        if self._new_path_packet is not None:
+            self._settle_path(self._new_path_packet)
+
+    def flush(self, now: float) -> list[bytes]:
+        """The datagrams that should leave now."""
+        self._hasten_acknowledgement(now)
+        self._look_after()
+        datagrams = self._build(now)
+        if self._space.ack_at is None:
+            self._answered_packet = self._space.largest_received_packet
+            self._answered_ranges = len(self._space.ack_queue)
+        return datagrams
+
+    def _build(self, now: float) -> list[bytes]:
+        return [datagram for datagram, _ in self.datagrams_to_send(now)]
+
+    def reset_path(self, now: float, max_datagram_bytes: int) -> None:
+        """Datagrams go another way: forget the old way's round trip and window, and use the new one's datagram size."""
         self._max_datagram_size = max_datagram_bytes
+        congestion = self._loss._cc
+        assert isinstance(congestion, LinkCongestion)  # noqa: S101  - set by our constructor
+        congestion.restart(now, max_datagram_bytes)
+        self._forget_round_trip()
+        self._new_path_packet = self._packet_number
+
+    def _forget_round_trip(self) -> None:
+        loss = self._loss
+        loss._pto_count = 0
+        loss._rtt_initialized = False
+        loss._rtt_min = math.inf
+        loss._rtt_latest = loss._rtt_smoothed = loss._rtt_variance = 0.0
+        self._set_pacer(self._max_datagram_size)
+
+    def _set_pacer(self, max_datagram_bytes: int) -> None:
+        self._loss._pacer = BurstPacer(max_datagram_bytes)  # type: ignore[assignment]  # it has all that is called
+
+    def _settle_path(self, first_packet: int) -> None:
+        """Until a packet sent the new way is acknowledged, every round trip measured is the old way's."""
+        if self._space.largest_acked_packet >= first_packet:
+            self._new_path_packet = None
+        else:
+            self._forget_round_trip()
+
+    def _hasten_acknowledgement(self, now: float) -> None:
+        """Acknowledge now: many packets, a gap that opened or closed, or along with data that leaves anyway."""
+        space = self._space
+        if space.ack_at is not None and (
+            space.largest_received_packet - self._answered_packet >= ACK_EVERY_PACKETS
+            or len(space.ack_queue) != self._answered_ranges
+            or any(not stream.sender.buffer_is_empty for stream in self._streams_queue)
+        ):
+            space.ack_at = min(space.ack_at, now)
+
+    def _look_after(self) -> None:
+        """What the library leaves undone in a connection that lives long."""
+        if self._packet_number >= self._next_key_update:
+            self._next_key_update = self._packet_number + KEY_UPDATE_PACKETS
+            self.request_key_update()
+        space = self._space
+        if (
+            len(space.sent_packets) > UNANSWERED_PACKETS
+            and not space.ack_eliciting_in_flight
+            and space.ack_at is not None
+        ):
+            self.send_ping(0)
+
+    def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:  # noqa: ARG002  - the library's signature
+        """Slide the stream's window, half a window at a time."""
+        if self._window_is_due(stream):
+            if stream.max_stream_data_local_sent == stream.max_stream_data_local:  # else it was lost: say it again
+                stream.max_stream_data_local = stream.receiver.starting_offset() + self._stream_window
+            frame = builder.start_frame(
+                QuicFrameType.MAX_STREAM_DATA,
+                capacity=MAX_STREAM_DATA_FRAME_CAPACITY,
+                handler=self._on_max_stream_data_delivery,
+                handler_args=(stream,),
+            )
+            frame.push_uint_var(stream.stream_id or 0)
+            frame.push_uint_var(stream.max_stream_data_local)
+            stream.max_stream_data_local_sent = stream.max_stream_data_local
+
+    def _window_is_due(self, stream: QuicStream) -> bool:
+        limit = stream.max_stream_data_local
+        return limit != stream.max_stream_data_local_sent or (
+            limit - stream.receiver.starting_offset() <= self._stream_window // 2 and limit > 0  # 0: a stream of ours
+        )
