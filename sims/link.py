@@ -104,9 +104,9 @@ class Link:
             return
         self.carried += 1
         departure = self._departure(packet, now)
-        self._schedule(packet, self._arrival(departure), deliver)
+        self._schedule(packet, now, self._arrival(departure), deliver)
         if self.quality.duplicate and self._random.random() < self.quality.duplicate:
-            self._schedule(packet, self._arrival(departure), deliver)
+            self._schedule(packet, now, self._arrival(departure), deliver)
 
     def _verdict(self, packet: Packet, now: float) -> Drop | None:
         quality = self.quality
@@ -154,7 +154,10 @@ class Link:
         self._last_arrival = max(self._last_arrival, arrival)
         return self._last_arrival
 
-    def _schedule(self, packet: Packet, arrival: float, deliver: Callable[[Packet, float], None]) -> None:
+    def _schedule(self, packet: Packet, now: float, arrival: float, deliver: Callable[[Packet, float], None]) -> None:
+        if arrival <= now and not self._in_flight:
+            deliver(packet, now)  # a wire that takes no time has nothing to wait for
+            return
         self._in_flight += 1
         self._serial += 1
         self._fabric.push(arrival, self._rank, self._serial, partial(self._arrive, packet, deliver))

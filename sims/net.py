@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from ipaddress import ip_address
 from typing import NamedTuple, TypeVarTuple
 
@@ -30,6 +31,7 @@ _BOOKKEEPING_BYTES = 256
 _EPHEMERAL_PORTS = range(49_152, 65_536)
 """RFC 6335 section 6."""
 
+_ANY_V4 = "0.0.0.0"  # noqa: S104 - a wildcard of the virtual network
 _LOOPBACK_HOSTS = {4: "127.0.0.1", 6: "::1"}
 _LOOPBACK = Quality(mtu_bytes=65_536)
 _ROUTE_CACHE_ENTRIES = 4096
@@ -51,7 +53,7 @@ class VirtualSocket:
     @property
     def address(self) -> Address:
         """The wildcard address of the machine's families, and the port."""
-        return Address("::" if any(is_v6(host) for host in self.machine.hosts()) else "0.0.0.0", self._port)  # noqa: S104 - virtual
+        return Address("::" if any(is_v6(host) for host in self.machine.hosts()) else _ANY_V4, self._port)
 
     async def send(self, data: bytes, to: Address) -> None:
         """Send one datagram. Raises ``trio.ClosedResourceError`` on a closed socket."""
@@ -120,6 +122,8 @@ class Machine:
         self._fabric = fabric
         self._freezer = freezer
         self._random = fabric.random(f"machine/{name}")
+        self._rank = fabric.new_rank()
+        self._serial = 0
         self._loopback = Link(fabric, f"{name} loopback", _LOOPBACK)
         self._sockets: dict[int, VirtualSocket] = {}
         self._routes: dict[str, _Route | None] = {}
@@ -130,8 +134,8 @@ class Machine:
         """A socket on every address of the machine. Raises OSError (EADDRINUSE) where the port is taken."""
         await trio.lowlevel.checkpoint()
         if port == 0:
-            port = self._random.choice([p for p in _EPHEMERAL_PORTS if p not in self._sockets])
-        if port in self._sockets:
+            port = self._free_port()
+        elif port in self._sockets:
             raise OSError(errno.EADDRINUSE, f"UDP port {port} of {self.name} is in use")
         socket = self._sockets[port] = VirtualSocket(self, port, self.receive_buffer_bytes)
         return socket
@@ -141,6 +145,13 @@ class Machine:
         hosts = self.hosts() if self.is_plugged else []
         versions = sorted({6 if is_v6(host) else 4 for host in hosts} or {4})
         return [Address(host, 0) for host in (*hosts, *(_LOOPBACK_HOSTS[version] for version in versions))]
+
+    def _free_port(self) -> int:
+        if len(self._sockets) >= len(_EPHEMERAL_PORTS):
+            raise OSError(errno.EADDRINUSE, f"{self.name} has no free UDP port")
+        while (port := self._random.choice(_EPHEMERAL_PORTS)) in self._sockets:
+            pass
+        return port
 
     # -- beyond the protocol ---------------------------------------------------------------------------------------
 
@@ -211,14 +222,18 @@ class Machine:
     # -- packets ---------------------------------------------------------------------------------------------------
 
     def send(self, port: int, data: bytes, to: Address) -> None:
-        """One datagram from local ``port``; what has no way out is dropped and counted."""
-        now = trio.current_time()
+        """One datagram from local ``port``, at this instant; what has no way out is dropped and counted."""
         self.sent += 1
+        self._serial += 1
+        depart = partial(self._depart, port, bytes(data), to)
+        self._fabric.push(self._fabric.now, self._rank, self._serial, depart)
+
+    def _depart(self, port: int, data: bytes, to: Address, now: float) -> None:
         route = self._route(to.host)
         if route is None:
-            self._fabric.drop(self.name, Drop.NO_ROUTE, Packet(Address("0.0.0.0", port), to, data), now)  # noqa: S104 - no interface was chosen
+            self._fabric.drop(self.name, Drop.NO_ROUTE, Packet(Address(_ANY_V4, port), to, data), now)
             return
-        packet = Packet(Address(route.source, port), Address(route.to, to.port), bytes(data))
+        packet = Packet(Address(route.source, port), Address(route.to, to.port), data)
         if self._fabric.sinks:
             self._fabric.record(now, self.name, What.SENT, packet)
         refusal = self._refusal(packet)
