@@ -60,7 +60,7 @@ class Endpoint:
         self._socket = socket
         self._machine = machine
         self._on_progress = on_progress
-        self._waiting = trio.CancelScope()
+        self._alarm = trio.CancelScope()
         self._settling = False
 
     @property
@@ -70,31 +70,38 @@ class Endpoint:
 
     async def run(self) -> None:
         """Drive until cancelled, or until the socket is closed (trio.ClosedResourceError)."""
-        self.poke()
-        while True:
-            batch: Sequence[tuple[bytes, Address]] = ()
-            with trio.CancelScope(deadline=self._deadline(trio.current_time())) as self._waiting:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_time)
+            self.poke()
+            while True:
                 batch = await self._socket.receive_batch(BATCH_LIMIT)
+                now = trio.current_time()
+                for data, source in batch:
+                    if classify(data) is Kind.UNKNOWN:
+                        self.unknown_datagrams += 1
+                    else:
+                        self._machine.receive(data, source, now)
+                self._settle(now)
+
+    def poke(self) -> None:
+        """Send what was queued into the machine, now. Call it from any task of the same run."""
+        if not self._settling:
+            self._settle(trio.current_time())
+
+    async def _keep_time(self) -> None:
+        while True:
+            due = self._machine.next_timer()
+            soonest = trio.current_time() + MIN_TIMER_S
+            with trio.CancelScope(deadline=math.inf if due is None else max(due, soonest)) as self._alarm:
+                await trio.sleep_forever()
             now = trio.current_time()
-            for data, source in batch:
-                if classify(data) is Kind.UNKNOWN:
-                    self.unknown_datagrams += 1
-                else:
-                    self._machine.receive(data, source, now)
             due = self._machine.next_timer()
             if due is not None and due <= now:
                 self._machine.handle_timer(now)
-            self._settle(now)
-
-    def poke(self) -> None:
-        """Send what was queued into the machine, now, and move the timer. Call it from any task of the same run."""
-        if not self._settling:
-            now = trio.current_time()
-            self._settle(now)
-            self._waiting.deadline = self._deadline(now)
+                self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Let the owner drain events and the machine speak, until neither has more to say."""
+        """Let the owner drain events and the machine speak, until neither has more to say; then look at the clock."""
         self._settling = True
         try:
             self._on_progress()
@@ -103,7 +110,7 @@ class Endpoint:
                 self._on_progress()
         finally:
             self._settling = False
-
-    def _deadline(self, now: float) -> float:
+        # The alarm is only ever moved forward: one that rings too early looks again, and that is rarer than datagrams.
         due = self._machine.next_timer()
-        return math.inf if due is None else max(due, now + MIN_TIMER_S)
+        if due is not None and due < self._alarm.deadline:
+            self._alarm.deadline = max(due, now + MIN_TIMER_S)

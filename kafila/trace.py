@@ -5,7 +5,7 @@
     {"at_s": 15.1, "what": "batch", ...}    one batch went round: stage times, circuit, rows, prefill or decode
     {"at_s": 19.9, "what": "answer", ...}   an answer ended: tokens, time to the first one, time for the rest
 
-Times are the node's own clock from the start of the trace. Records are written as they happen, so a killed node leaves
+Times are the node's own clock from the first record on. Records are written as they happen, so a killed node leaves
 all but its last line; a batch costs one small dictionary, nothing when no trace is kept.
 """
 
@@ -32,13 +32,15 @@ class Silence:
 
 
 class TraceFile:
-    """Writes records to an open text file, which stays the caller's to close."""
+    """Writes records to an open text file, which stays the caller's to close. Times count from the first record."""
 
-    def __init__(self, file: IO[str], now: float) -> None:
+    def __init__(self, file: IO[str]) -> None:
         self._file = file
-        self._began_at = now
+        self._began_at: float | None = None
 
     def record(self, what: str, now: float, facts: Mapping[str, Any]) -> None:
         """Append one line."""
+        if self._began_at is None:
+            self._began_at = now
         line = {"at_s": round(now - self._began_at, 6), "what": what, **facts}
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")

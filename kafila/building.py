@@ -1,0 +1,109 @@
+"""A member's part of a new plan: its links, its shard, and when both are there (Trio)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from kafila.backend import Duty
+from kafila.errors import SessionError
+from kafila.members import link_candidates
+from kafila.mesh import Mesh
+from kafila.plan import Plan
+from kafila.ring.agreement import Assign, MemberInfo, ModelOffer
+from kafila.serve import Place
+from kafila.serving import ServingRing
+from kafila.trace import Recorder
+from kafila.types import NodeId
+
+LINK_TIMEOUT_S = 30.0
+"""A link that the relay alone carries is up within a few round trips; half a minute forgives a member that is still
+starting, and ends in words that name it."""
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(slots=True)
+class Build:
+    """One assignment at one member."""
+
+    me: MemberInfo
+    offer: ModelOffer
+    assignment: Assign
+    plan: Plan
+    serving: ServingRing
+    duty: Duty
+    linked: dict[NodeId, trio.Event] = field(default_factory=dict)
+
+    @property
+    def place(self) -> int:
+        """This member's place in the ring, the head's being 0."""
+        return [info.node_id for info in self.assignment.ring].index(self.me.node_id)
+
+    def name_of(self, node: NodeId) -> str:
+        """What people call a member."""
+        return next((info.name for info in self.assignment.ring if info.node_id == node), node.hex())
+
+    @property
+    def neighbours(self) -> list[MemberInfo]:
+        """The members before and after this one, each once, this one left out."""
+        ring = self.assignment.ring
+        beside = {info.node_id: info for info in (ring[self.place - 1], ring[(self.place + 1) % len(ring)])}
+        beside.pop(self.me.node_id, None)
+        return list(beside.values())
+
+    def open_links(self, mesh: Mesh, now: float) -> None:
+        """Begin linking with the neighbours."""
+        for peer in self.neighbours:
+            self.linked[peer.node_id] = trio.Event()
+            mesh.open_link(
+                peer.node_id,
+                peer.fingerprint,
+                link_candidates(peer),
+                now,
+                same_machine=peer.machine == self.me.machine,
+            )
+
+    def link_up(self, peer: NodeId) -> None:
+        """A link was authenticated."""
+        if (event := self.linked.get(peer)) is not None:
+            event.set()
+
+    async def wait(self) -> None:
+        """Until the shard is loaded and every link is up. Raises SessionError that names whom there is no link to."""
+        for peer in self.neighbours:
+            with trio.move_on_after(LINK_TIMEOUT_S) as scope:
+                await self.linked[peer.node_id].wait()
+            if scope.cancelled_caught:
+                raise SessionError(
+                    f"no link to {peer.name} came up in {LINK_TIMEOUT_S:.0f} s: is its kafila-node still running?"
+                )
+        await self.serving.loaded.wait()
+
+
+def make_build(
+    me: MemberInfo,
+    offer: ModelOffer,
+    assignment: Assign,
+    mesh: Mesh,
+    recorder: Recorder,
+    *,
+    poke: Callable[[], None],
+    on_broken: Callable[[str], None],
+) -> Build:
+    """Everything a member needs to take its place; nothing is started. Raises ProtocolError for a plan that is none."""
+    plan = Plan.from_json(assignment.plan)
+    place = Place(
+        me=me.node_id,
+        ring=tuple(info.node_id for info in assignment.ring),
+        epoch=assignment.epoch,
+        hidden=offer.manifest.hidden_bytes // ITEM_BYTES[offer.dtype],
+        dtype=offer.dtype,
+        slots=offer.slots,
+        context=offer.context,
+    )
+    stage = plan.stages[place.position]
+    duty = Duty(stage.blocks, place.position == 0, offer.slots, offer.context, offer.dtype)
+    serving = ServingRing(place, mesh, recorder, poke=poke, on_broken=on_broken)
+    return Build(me, offer, assignment, plan, serving, duty)

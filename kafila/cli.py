@@ -1,0 +1,148 @@
+"""The commands' options, and errors as one line. What is heavy is imported when a command runs, so that `--help` is
+quick and Ctrl-C during a slow import ends without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kafila.errors import KafilaError
+
+INTERRUPTED = 128 + signal.SIGINT
+"""What a shell reports of a command that Ctrl-C ended."""
+
+
+def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter("whole numbers with commas between them, as in 10,5,15") from None
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--host", "hosting", is_flag=True, help="Open a session and print its code.")
+@click.option("--join", "code", metavar="CODE", help="Join the session with this code.")
+@click.option("--model", metavar="PATH", help="The checkpoint folder; when joining, where this machine keeps it.")
+@click.option("--members", type=click.IntRange(1, 64), help="Host: how many to wait for, you included.")
+@click.option("--context", type=click.IntRange(16), help="Host: tokens a conversation may hold.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1024), default=4, show_default=True, help="Host: answers at once."
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["bottleneck", "throughput"]),
+    default="bottleneck",
+    show_default=True,
+    help="Host: what the division is best at.",
+)
+@click.option(
+    "--allocation",
+    type=click.Choice(["kafila", "uniform", "memory"]),
+    default="kafila",
+    show_default=True,
+    help="Host: whose division.",
+)
+@click.option(
+    "--shares",
+    callback=_whole_numbers,
+    metavar="N,N,...",
+    help="Host: blocks for each member in the order they join, you first.",
+)
+@click.option(
+    "--rendezvous",
+    metavar="HOST:PORT",
+    envvar="KAFILA_RENDEZVOUS",
+    help="Where members meet; without one, the host runs it for its own network.",
+)
+@click.option("--name", help="What you are called in the session.  [default: this machine's name]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Host: the numbers that are computed with.",
+)
+@click.option("--memory", metavar="SIZE", help="Use at most this much memory, as in 12GB.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Processor threads for the model.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="UDP port to use.  [default: any]")
+@click.option("--serve", "only_serve", is_flag=True, help="Hold a share of the model and ask nothing.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 always takes the likeliest word."
+)
+@click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True)
+@click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="0: no limit.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(0), default=0, help="End answers after so many tokens.")
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write what was measured to this file.")
+@click.option("--quiet", is_flag=True, help="No status lines.")
+@click.version_option(package_name="kafila")
+def node(**options: Any) -> None:
+    """Pool computers of people who trust one another to serve one language model.
+
+    \b
+      kafila-node --host --model FOLDER --members 3      prints a session code
+      kafila-node --join CODE                            on each friend's machine
+
+    Then type questions, on any of them. In a pipe, each line is a question of its own:
+
+    \b
+      echo "Why is the sky blue?" | kafila-node --join CODE
+    """
+    _run(lambda: _node(options))
+
+
+def _node(options: dict[str, Any]) -> None:
+    from kafila.commands import host_or_join  # noqa: PLC0415  - see the module docstring
+
+    host_or_join(options)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--bind", default="[::]:7443", show_default=True, metavar="HOST:PORT", help="Where to listen (UDP).")
+@click.version_option(package_name="kafila")
+def rendezvous(bind: str) -> None:
+    """The always-on meeting point: introduces members, relays ciphertext where no direct path exists.
+
+    It holds no model and can read nothing of what members say. Give members its address with --rendezvous.
+    """
+
+    def run() -> None:
+        from kafila.commands import run_rendezvous  # noqa: PLC0415  - see the module docstring
+
+        run_rendezvous(bind)
+
+    _run(run)
+
+
+def _run(command: Callable[[], None]) -> None:
+    """Run a command; whatever goes wrong is one line and an exit code."""
+    try:
+        code = 0
+        command()
+    except KafilaError as error:
+        click.echo(click.style("error: ", fg="red") + str(error), err=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """End the process. A thread deep in a matrix product, or waiting at a prompt, must not hold it up."""
+    with contextlib.suppress(OSError):  # whoever read our output may be gone; there is nobody to tell
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if threading.active_count() > 1:
+        os._exit(code)
+    sys.exit(code)

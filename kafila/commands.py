@@ -1,0 +1,193 @@
+"""The commands: options into settings, a node under Trio, signals, the prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import platform
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from kafila.console import StderrConsole, is_terminal
+from kafila.device import DeviceBackend, DeviceSettings, parse_size
+from kafila.errors import KafilaError, UsageError
+from kafila.lines import Leave, Lines, PipeLines, PromptLines, terminal_kept
+from kafila.members import machine_digest
+from kafila.node import Node, run_node
+from kafila.plan import Allocation, Objective
+from kafila.planning import Wishes
+from kafila.rendezvous_service import serve
+from kafila.repl import Chat
+from kafila.ring.invite import HostPort, parse_code, parse_host_port
+from kafila.settings import HostSettings, JoinSettings, NodeSettings
+from kafila.trace import Recorder, Silence, TraceFile
+from kafila.types import Sampling
+from kafila.udp import TrioNetwork
+
+HISTORY_FILE = Path.home() / ".local/state/kafila/history"
+"""Where a person's prompts are kept between sessions (the XDG base directory specification's place for history)."""
+
+
+def host_or_join(options: dict[str, Any]) -> None:
+    """Until the session ends or the person leaves. Raises KafilaError; KeyboardInterrupt after Ctrl-C or SIGTERM."""
+    settings = node_settings(options)
+    device = DeviceSettings(
+        device=options["device"],
+        dtype=options["dtype"],
+        threads=options["threads"],
+        memory_bytes=None if options["memory"] is None else parse_size(options["memory"]),
+    )
+    console = StderrConsole(quiet=options["quiet"])
+    with terminal_kept(), _trace(options["trace"]) as recorder:
+        person = _Person(console, options)
+
+        async def member() -> None:
+            await run_node(settings, TrioNetwork(), DeviceBackend(device), console, recorder, person)
+
+        trio.run(person.watch, member)
+    if person.interrupted:
+        raise KeyboardInterrupt
+
+
+def node_settings(options: dict[str, Any]) -> NodeSettings:
+    """The settings that options ask for. Raises UsageError for a combination that cannot be meant."""
+    if options["hosting"] == (options["code"] is not None):
+        raise UsageError("say either --host, to open a session, or --join CODE, to enter one")
+    rendezvous = None if options["rendezvous"] is None else parse_host_port(options["rendezvous"])
+    role = _host(options, rendezvous) if options["hosting"] else _join(options, rendezvous)
+    return NodeSettings(role, options["name"] or _default_name(), machine_digest(), options["port"])
+
+
+def _host(options: dict[str, Any], rendezvous: HostPort | None) -> HostSettings:
+    if options["model"] is None:
+        raise UsageError("say which model to serve: --model FOLDER, a checkpoint as Hugging Face lays it out")
+    if options["members"] is None and not is_terminal():
+        raise UsageError("say how many members to wait for, yourself included: --members N")
+    shares = options["shares"]
+    if shares is not None and len(shares) != (options["members"] or len(shares)):
+        raise UsageError(f"--shares names {len(shares)} members and --members {options['members']}: make them agree")
+    return HostSettings(
+        model=options["model"],
+        members=options["members"],
+        context=options["context"],
+        slots=options["concurrency"],
+        rendezvous=rendezvous,
+        wishes=Wishes(
+            Objective(options["objective"]), Allocation(options["allocation"]), shares, options["concurrency"]
+        ),
+    )
+
+
+def _join(options: dict[str, Any], rendezvous: HostPort | None) -> JoinSettings:
+    code = parse_code(options["code"])
+    where = rendezvous or code.rendezvous
+    if where is None:
+        raise UsageError("that code does not say where its rendezvous is: add --rendezvous HOST:PORT, as the host did")
+    return JoinSettings(code, where, options["model"])
+
+
+def _default_name() -> str:
+    """What a person would recognise a machine by: ``ada@laptop``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a user database
+        user = ""
+    return "@".join(part for part in (user, platform.node().partition(".")[0]) if part) or "member"
+
+
+@contextlib.contextmanager
+def _trace(path: Path | None) -> Iterator[Recorder]:
+    if path is None:
+        yield Silence()
+        return
+    try:
+        file = path.open("w", buffering=1)
+    except OSError as error:
+        raise UsageError(f"the trace cannot be written to {path}: {error.strerror}") from error
+    with file:
+        yield TraceFile(file)
+
+
+class _Person:
+    """The person, or the pipe, in front of this node."""
+
+    def __init__(self, console: StderrConsole, options: dict[str, Any]) -> None:
+        self.interrupted = False
+        """Whether Ctrl-C or SIGTERM ended it."""
+        self._console = console
+        self._options = options
+        self._chat: Chat | None = None
+
+    async def watch(self, member: Callable[[], Awaitable[None]]) -> None:
+        """Run ``member``; Ctrl-C at a terminal stops an answer that is streaming, and otherwise ends it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_signals, nursery.cancel_scope)
+            await member()
+            nursery.cancel_scope.cancel()
+
+    async def _watch_signals(self, everything: trio.CancelScope) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                one_answer = number == signal.SIGINT and is_terminal()
+                if not (one_answer and self._chat is not None and self._chat.stop_answer()):
+                    self.interrupted = True
+                    everything.cancel()
+
+    async def gather(self, node: Node) -> None:
+        """A host that did not say how many to wait for says when."""
+        if self._options["hosting"] and self._options["members"] is None:
+            self._console.status("press Enter when everybody is here")
+            if await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+                node.start()
+
+    async def chat(self, node: Node) -> None:
+        """Prompts from the terminal or the pipe, until they end."""
+        if self._options["only_serve"]:
+            await trio.sleep_forever()
+        sampling = Sampling(
+            self._options["temperature"], self._options["top_k"], self._options["top_p"], seed=self._options["seed"]
+        )
+        at_terminal = is_terminal()
+        self._chat = Chat(node, _write, self._console, sampling, self._options["max_tokens"], remember=at_terminal)
+        lines: Lines = PromptLines("> ", HISTORY_FILE) if at_terminal else PipeLines(sys.stdin)
+        if at_terminal:
+            self._console.status("type a question; /help lists the commands")
+        try:
+            await self._chat.run(lines)
+        except Leave:
+            self.interrupted = True
+
+
+def _write(text: str) -> None:
+    """Answers go to stdout as they come."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the answers has gone. Nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise KafilaError("nobody reads the answers any more: stdout is closed") from None
+
+
+def run_rendezvous(bind: str) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises KafilaError."""
+    where = parse_host_port(bind)
+
+    async def until_signal() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
+            await serve(TrioNetwork(), where.port, StderrConsole())
+
+    trio.run(until_signal)
+
+
+async def _cancel_on_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()

@@ -1,0 +1,117 @@
+"""How a node comes to its rendezvous: its own inside the process, or one somewhere else (Trio)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from random import SystemRandom
+
+import trio
+
+from kafila.backend import Backend
+from kafila.endpoint import Endpoint
+from kafila.errors import RendezvousUnreachable
+from kafila.mesh import Mesh
+from kafila.net import DatagramSocket, Network
+from kafila.ring.agreement import ModelOffer
+from kafila.ring.control import MAX_MEMBERS
+from kafila.ring.identity import Identity, make_identity
+from kafila.ring.invite import HostPort, SessionCode
+from kafila.ring.rendezvous import RendezvousServer
+from kafila.ring.rendezvous_client import RendezvousClient
+from kafila.ring.sealing import derive_keys
+from kafila.room import Room
+from kafila.settings import HostSettings, NodeSettings
+from kafila.types import Address
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a node has before it speaks: who it is, the session's keys in use, and a socket."""
+
+    identity: Identity
+    code: SessionCode
+    offer: ModelOffer | None
+    """The host's; a member hears of it."""
+    socket: DatagramSocket
+    mesh: Mesh
+    room: Room
+
+    def knock(self, settings: NodeSettings, now: float) -> None:
+        """Ask the rendezvous to open the session, or to let us in."""
+        if isinstance(settings.role, HostSettings):
+            seats = settings.role.members or MAX_MEMBERS
+            self.mesh.control.create(self.code.locator, seats, self.room.greeting(), now)
+        else:
+            self.mesh.control.join(self.code.locator, now)
+
+
+@asynccontextmanager
+async def open_door(
+    settings: NodeSettings, network: Network, backend: Backend, nursery: trio.Nursery
+) -> AsyncIterator[Door]:
+    """Everything up to the first datagram. The host's checkpoint is read first: without one there is no session.
+
+    Raises ModelError, RendezvousUnreachable, and OSError when the port is taken.
+    """
+    role, offer = settings.role, None
+    if isinstance(role, HostSettings):
+        offer = await backend.offer(role.model, role.context, role.slots)
+        if role.rendezvous is None:
+            shared, server = await own_rendezvous(nursery, network)
+        else:
+            shared, server = role.rendezvous, await resolve(role.rendezvous)
+        code = SessionCode.new(os.urandom, shared)
+    else:
+        code, server = role.code, await resolve(role.rendezvous)
+    identity, keys, random = make_identity(), derive_keys(code), SystemRandom()
+    udp = await network.bind(settings.port)
+    try:
+        mesh = Mesh(identity, keys.link, RendezvousClient(identity, server, random), random)
+        yield Door(identity, code, offer, udp, mesh, Room(mesh, keys, identity.node_id))
+    finally:
+        udp.close()
+
+
+async def own_rendezvous(nursery: trio.Nursery, network: Network) -> tuple[HostPort, Address]:
+    """Run a rendezvous inside this process, on a socket of its own, until the nursery ends.
+
+    Returns where others find it (this machine's most useful address) and where this process does.
+    """
+    addresses = network.interface_addresses()
+    if not addresses:
+        raise RendezvousUnreachable("this machine has no network address, not even loopback: nobody could join")
+    udp = await network.bind()
+    endpoint = Endpoint(udp, RendezvousServer(make_identity(), os.urandom))
+
+    async def drive() -> None:
+        try:
+            await endpoint.run()
+        finally:
+            udp.close()
+
+    nursery.start_soon(drive)
+    port = udp.address.port
+    nearest = next((a.host for a in addresses if ip_address(a.host).is_loopback), addresses[0].host)
+    return HostPort(addresses[0].host, port), Address(nearest, port)
+
+
+async def resolve(where: HostPort) -> Address:
+    """The address of a rendezvous. Raises RendezvousUnreachable when its name means nothing here."""
+    try:
+        return Address(str(ip_address(where.host)), where.port)
+    except ValueError:
+        pass  # a name: ask for its addresses
+    try:
+        found = await trio.socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise RendezvousUnreachable(
+            f"the rendezvous {where.host} has no address ({error.strerror}): check its name and your network"
+        ) from error
+    # A rendezvous on IPv4 is reached from everywhere; one on IPv6 alone still is where IPv6 works.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return Address(str(found[0][4][0]), where.port)

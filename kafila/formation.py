@@ -1,0 +1,221 @@
+"""A session forming at one member: what its session machine asks for, done (Trio).
+
+    MeasureWanted --backend--> measured    PlanWanted --planner--> assign | end    BuildWanted --links, shard--> ready
+
+Tasks run in the node's nursery. A step that fails is told to the others before this member goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+import trio
+
+from kafila.backend import Backend
+from kafila.building import Build, make_build
+from kafila.console import Console
+from kafila.errors import DeviceError, KafilaError, MemberLeft, PlanDeclined, SessionError, SessionFull
+from kafila.mesh import Mesh
+from kafila.plan import Declined, describe
+from kafila.planning import in_ring, make_plan
+from kafila.ring import session as steps
+from kafila.ring.agreement import Assign, MemberInfo, ModelOffer, RefusalReason, SessionMessage
+from kafila.ring.session import HostSession, MemberSession
+from kafila.room import Room
+from kafila.settings import HostSettings, JoinSettings, NodeSettings
+from kafila.trace import Recorder
+from kafila.types import Capability, NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a formation works with; ``poke`` makes the endpoint send, ``fail`` ends the node with an error (None: by
+    somebody's wish)."""
+
+    settings: NodeSettings
+    backend: Backend
+    console: Console
+    recorder: Recorder
+    nursery: trio.Nursery
+    mesh: Mesh
+    room: Room
+    poke: Callable[[], None]
+    finish: Callable[[KafilaError | None], None]
+
+
+class Formation:
+    """One member's way from being let in to serving. ``offer`` is the host's own, None at a member."""
+
+    def __init__(self, around: Surroundings, me: MemberInfo, host: NodeId, offer: ModelOffer | None) -> None:
+        self.serving = trio.Event()
+        """Set once prompts may be asked."""
+        self.build: Build | None = None
+        self._around = around
+        self._me = me
+        self._offer = offer
+        self._session: HostSession | MemberSession
+        role = around.settings.role
+        if isinstance(role, HostSettings) and offer is not None:
+            self._session = HostSession(me, offer, role.members)
+        else:
+            self._session = MemberSession(me, host, trio.current_time())
+            around.nursery.start_soon(self._keep_time, self._session)
+
+    async def _keep_time(self, session: MemberSession) -> None:
+        """Wake the member's machine when it asks to be woken."""
+        while (due := session.next_timer()) is not None:
+            await trio.sleep_until(due)
+            session.handle_timer(trio.current_time())
+            self._around.poke()
+
+    # -- what the node tells ------------------------------------------------------------------------------------------
+
+    def receive(self, sender: NodeId, message: SessionMessage) -> None:
+        """An opened message of another member's."""
+        self._session.receive(sender, message)
+
+    def gone(self, member: NodeId) -> None:
+        """A member is gone for good."""
+        self._session.gone(member)
+
+    def told_over(self, why: str) -> None:
+        """A neighbour said why the session is over."""
+        self._session.end(why)
+
+    def start(self) -> None:
+        """Host: do not wait for more members."""
+        if isinstance(self._session, HostSession):
+            self._session.start()
+
+    def leave(self) -> None:
+        """The owner leaves; a host ends the session with it."""
+        if isinstance(self._session, HostSession):
+            self._session.end(f"{self._me.name} ended the session", wished=True)
+
+    def move(self) -> bool:
+        """Act on what the session machine has to say, and send what it wants sent. Whether there was anything."""
+        moved = False
+        while (event := self._session.next_event()) is not None:
+            moved = True
+            self._act(event)
+        while (outgoing := self._session.next_message()) is not None:
+            moved = True
+            self._around.room.post(outgoing.to, outgoing.message)
+        if self.build is not None:
+            self.build.serving.drain()
+        return moved
+
+    # -- what the session machine asks for ----------------------------------------------------------------------------
+
+    def _act(self, event: steps.Event) -> None:
+        console = self._around.console
+        match event:
+            case steps.Present(names, expected):
+                of = f" of {expected}" if expected else ""
+                console.status(f"{len(names)}{of} here: {', '.join(names)}")
+            case steps.Dropped(name, text):
+                console.status(f"{name} cannot take part: {text}")
+            case steps.MeasureWanted(name, offer):
+                self._measure_wanted(name, offer)
+            case steps.PlanWanted(members):
+                self._plan(members)
+            case steps.BuildWanted(assignment):
+                self._build_wanted(assignment)
+            case steps.Serving():
+                console.status("serving: every member may ask")
+                self.serving.set()
+            case steps.Ended():
+                self._ended(event)
+
+    async def _attempt(self, step: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """A step whose failure the others must hear of, too."""
+        try:
+            await step(*arguments)
+        except KafilaError as error:
+            self._trouble(error)
+
+    def _trouble(self, error: KafilaError) -> None:
+        self._around.finish(error)
+        if isinstance(self._session, MemberSession):
+            self._session.trouble(str(error))
+        else:
+            self._session.end(f"{self._me.name} cannot go on: {error}", (self._me.name,))
+        self._around.poke()
+
+    def _measure_wanted(self, name: str, offer: ModelOffer) -> None:
+        role = self._around.settings.role
+        if isinstance(role, JoinSettings) and role.model is not None:
+            offer = replace(offer, source=role.model)
+        self._offer = offer
+        self._me = replace(self._me, name=name)
+        self._around.nursery.start_soon(self._attempt, self._measure, offer)
+
+    async def _measure(self, offer: ModelOffer) -> None:
+        self._around.console.status(f"measuring this device for {offer.manifest.name}")
+        capability = await self._around.backend.measure(offer)
+        self._around.console.status(_capability_line(capability))
+        self._session.measured(capability)
+        self._around.poke()
+
+    def _plan(self, members: Sequence[tuple[MemberInfo, Capability]]) -> None:
+        """The host divides the model."""
+        session, role, offer = self._session, self._around.settings.role, self._offer
+        if not isinstance(session, HostSession) or not isinstance(role, HostSettings) or offer is None:
+            return
+        plan = make_plan(members, offer, role.wishes)
+        if isinstance(plan, Declined):
+            text = "; ".join([plan.message, *plan.remedies])
+            self._around.finish(PlanDeclined(text))
+            session.end(text)
+        else:
+            session.assign(plan.to_json(), [info.node_id for info in in_ring(plan, members)])
+
+    def _build_wanted(self, assignment: Assign) -> None:
+        around, now = self._around, trio.current_time()
+        if self._offer is None:
+            return
+        try:
+            self.build = make_build(
+                self._me,
+                self._offer,
+                assignment,
+                around.mesh,
+                around.recorder,
+                poke=around.poke,
+                on_broken=lambda text: self._trouble(DeviceError(text)),
+            )
+        except KafilaError as error:
+            self._trouble(error)
+            return
+        around.recorder.record("plan", now, {"plan": assignment.plan})
+        for line in describe(self.build.plan).splitlines():
+            around.console.status(line)
+        self.build.open_links(around.mesh, now)
+        around.nursery.start_soon(self._attempt, self._serve, self.build)
+        around.nursery.start_soon(self._attempt, self._report_ready, self.build)
+
+    async def _serve(self, build: Build) -> None:
+        await build.serving.run(self._around.backend, build.offer, build.duty)
+
+    async def _report_ready(self, build: Build) -> None:
+        await build.wait()
+        self._session.ready()
+        self._around.poke()
+
+    def _ended(self, ended: steps.Ended) -> None:
+        if ended.wished:
+            self._around.console.status(ended.text)
+            self._around.finish(None)
+        elif ended.refusal is RefusalReason.FULL:
+            self._around.finish(SessionFull(ended.text))
+        elif ended.names:
+            self._around.finish(MemberLeft(ended.text))
+        else:
+            self._around.finish(SessionError(ended.text))
+
+
+def _capability_line(capability: Capability) -> str:
+    speed = capability.bandwidth_bytes_per_s
+    read = "speed unknown" if speed is None else f"reads {speed / 1e9:.1f} GB/s"
+    return f"{capability.device}: {read}, {capability.memory_bytes / 1e9:.1f} GB free"

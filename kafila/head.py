@@ -1,0 +1,239 @@
+"""The head's part of serving: questions in, batches round, text out (sans-IO).
+
+The head is the one member that knows the language. It renders a conversation into tokens, lets the scheduler compose
+batches, sends each round the ring, draws tokens when it comes back, and streams text to whoever asked. An answer ends
+by the scheduler's word (stop id, length, context, cancel) or because its text reached a stop string.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kafila.errors import KafilaError, ProtocolError
+from kafila.ring import schedule
+from kafila.ring.frames import Activation, Ask, Cancel, Stats, Text
+from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Started, Token, Verdict
+from kafila.serve import BatchDone, Lately, Place, Said, Stage, median
+from kafila.shard.worker import Forward, Forwarded, Result, Sample, Sampled
+from kafila.types import FinishReason
+
+STATS_EVERY_S = 1.0
+"""How often members hear the head's measurements while something is being answered."""
+_STATS_WINDOW = 64
+"""Decode batches a median is taken over: a few seconds of one answer."""
+
+
+class TextStream(Protocol):
+    """One answer's tokens becoming text, whole characters at a time, up to a stop string."""
+
+    def feed(self, token: int) -> str:
+        """Text that is now certain."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, at the end of the answer."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has been met; nothing more comes."""
+        ...
+
+
+class Language(Protocol):
+    """The checkpoint's tokenizer and chat template."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """All end-of-turn ids."""
+        ...
+
+    def prompt(self, messages: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """The conversation as token ids, ready for the answer. Raises ModelError when the template refuses it."""
+        ...
+
+    def stream(self, stop: Sequence[str]) -> TextStream:
+        """A fresh stream for one answer."""
+        ...
+
+
+@dataclass(slots=True)
+class _Answer:
+    ask: Ask
+    text: TextStream
+    prompt_tokens: int
+    asked_at: float
+    first_token_at: float | None = None
+    answer_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Circuit:
+    """A batch on its way round."""
+
+    batch: Batch
+    began_at: float
+    own_s: float = 0.0
+    hop_us: tuple[int, ...] = ()
+
+
+class Head(Stage):
+    """The member that holds the head, and its own blocks."""
+
+    def __init__(self, place: Place, language: Language, now: float) -> None:
+        super().__init__(place)
+        self._language = language
+        self._scheduler = Scheduler(
+            slots=place.slots, context=place.context, batches_in_flight=min(len(place.ring), place.slots)
+        )
+        self._answers: dict[str, _Answer] = {}
+        self._circuits: dict[int, _Circuit] = {}
+        self._lately: deque[tuple[tuple[float, ...], float]] = deque(maxlen=_STATS_WINDOW)
+        self._stats_due = now
+
+    def _to_head(self, message: Ask | Cancel, now: float) -> None:
+        if isinstance(message, Cancel):
+            answer = self._answers.get(message.request)
+            if answer is not None and answer.ask.asker == message.asker:
+                self._scheduler.cancel(message.request)
+        else:
+            self._ask(message, now)
+        self._pump(now)
+
+    def _ask(self, ask: Ask, now: float) -> None:
+        try:
+            prompt = tuple(self._language.prompt(ask.messages))
+        except KafilaError as error:
+            self._refuse(ask, FinishReason.ERROR, str(error))
+            return
+        request = Request(ask.request, ask.asker, prompt, ask.sampling, ask.max_tokens, self._language.stop_ids)
+        match self._scheduler.submit(request):
+            case Verdict.ACCEPTED:
+                self._answers[ask.request] = _Answer(ask, self._language.stream(ask.stop), len(prompt), now)
+                if (place := self._scheduler.position(ask.request)) is not None:
+                    self._say(ask, "", note=f"waiting: {place} in the queue")
+            case Verdict.TOO_LONG:
+                text = (
+                    f"the conversation is {len(prompt)} tokens, and the session holds {self.place.context}: "
+                    "/reset it, or host with a larger --context"
+                )
+                self._refuse(ask, FinishReason.CONTEXT, text)
+            case Verdict.QUEUE_FULL:
+                text = f"{schedule.MAX_WAITING} questions are waiting already: try again in a moment"
+                self._refuse(ask, FinishReason.ERROR, text)
+            case Verdict.DUPLICATE:
+                self._refuse(ask, FinishReason.ERROR, "that question was asked already")
+
+    def _refuse(self, ask: Ask, reason: FinishReason, note: str) -> None:
+        self._say(ask, "", finish=reason, note=note)
+
+    def _say(self, ask: Ask, delta: str, *, finish: FinishReason | None = None, note: str = "") -> None:
+        self._emit(Text(ask.request, ask.asker, delta, finish, note))
+
+    def _emit(self, text: Text) -> None:
+        if text.asker == self.place.me:
+            self._events.append(Said(text))
+        else:
+            self._send_control(text)
+
+    def _pump(self, now: float) -> None:
+        """Tell what the scheduler has to tell, then send round what it has ready."""
+        while (event := self._scheduler.next_event()) is not None:
+            self._told(event, now)
+        while (batch := self._scheduler.next_batch()) is not None:
+            self._circuits[batch.number] = _Circuit(batch, now)
+            self._jobs.append(Forward(batch.number, batch.segments, batch.tokens, None, self.place.dtype))
+        if self._lately and (now >= self._stats_due or self._scheduler.idle):
+            self._stats_due = now + STATS_EVERY_S
+            self._tell_stats()
+
+    def _told(self, event: schedule.Event, now: float) -> None:
+        answer = self._answers.get(event.name)
+        if answer is None or isinstance(event, Started):
+            return
+        if isinstance(event, Token):
+            self._token(answer, event.token, now)
+        else:
+            self._finished(answer, event, now)
+
+    def _token(self, answer: _Answer, token: int, now: float) -> None:
+        answer.answer_tokens += 1
+        if answer.first_token_at is None:
+            answer.first_token_at = now
+        if delta := answer.text.feed(token):
+            self._say(answer.ask, delta)
+        if answer.text.stopped:
+            self._scheduler.cancel(answer.ask.request, FinishReason.STOP)
+
+    def _finished(self, answer: _Answer, event: Finished, now: float) -> None:
+        del self._answers[event.name]
+        first = now if answer.first_token_at is None else answer.first_token_at
+        self._emit(
+            Text(
+                answer.ask.request,
+                answer.ask.asker,
+                answer.text.finish(),
+                event.reason,
+                "the session's context is full" if event.reason is FinishReason.CONTEXT else "",
+                answer.prompt_tokens,
+                answer.answer_tokens,
+                first - answer.asked_at,
+                now - first,
+            )
+        )
+
+    def result(self, result: Result, now: float) -> None:
+        """What the worker finished; a drawn token may end an answer and start the next batch."""
+        if isinstance(result, Sampled):
+            self._sampled(result, now)
+            self._pump(now)
+        else:
+            super().result(result, now)
+
+    def _forwarded(self, result: Forwarded) -> None:
+        circuit = self._circuits[result.batch]
+        circuit.own_s += result.stage_s
+        place = self.place
+        if place.alone:
+            self._sample(circuit, result.hidden)
+        else:
+            self._send_activation(
+                Activation(place.epoch, result.batch, result.dtype, place.hidden, circuit.batch.segments, result.hidden)
+            )
+
+    def _activation(self, frame: Activation) -> None:
+        circuit = self._circuits.get(frame.batch)
+        if circuit is None or frame.segments != circuit.batch.segments or circuit.hop_us:
+            raise ProtocolError("a batch came back that was not sent, or not as it was sent")
+        if len(frame.hop_us) != len(self.place.ring) - 1:
+            raise ProtocolError(f"a batch came back after {len(frame.hop_us)} members instead of all")
+        circuit.hop_us = frame.hop_us
+        self._sample(circuit, frame.payload)
+
+    def _sample(self, circuit: _Circuit, hidden: bytes) -> None:
+        batch = circuit.batch
+        self._jobs.append(Sample(batch.number, batch.segments, batch.sampling, hidden, self.place.dtype))
+
+    def _sampled(self, result: Sampled, now: float) -> None:
+        circuit = self._circuits.pop(result.batch)
+        batch = circuit.batch
+        stage_s = (circuit.own_s + result.stage_s, *(hop / 1e6 for hop in circuit.hop_us))
+        decode = all(segment.length == 1 for segment in batch.segments)
+        done = BatchDone(batch.number, len(batch.tokens), decode, stage_s, now - circuit.began_at)
+        self._events.append(done)
+        if decode:
+            self._lately.append((stage_s, done.circuit_s))
+        self._scheduler.completed(result.batch, result.tokens)
+
+    def _tell_stats(self) -> None:
+        stages = zip(*(stage_s for stage_s, _ in self._lately), strict=True)
+        circuit_s = median([circuit for _, circuit in self._lately])
+        stats = Stats(self.place.me, tuple(median(times) for times in stages), circuit_s)
+        self._events.append(Lately(stats))
+        if not self.place.alone:
+            self._send_control(stats)
+        if self._scheduler.idle:
+            self._lately.clear()

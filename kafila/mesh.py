@@ -1,0 +1,295 @@
+"""A member's whole network stack as one sans-IO machine: the rendezvous, and a link to each peer it was told of.
+
+    datagram --classify--> the rendezvous' control connection | STUN | path message | QUIC | relay envelope
+    a peer  =  PeerPaths (which way)  under  QuicConnection (what, secret and in order)
+
+QUIC begins through the relay at once, while both sides punch (DESIGN section 5). It knows nothing of addresses: what it
+wants sent goes wherever the peer's paths say now, and it is told when that changes.
+
+    link   OPENING --Established--> UP --closed by either side, or silence for GONE_AFTER_S--> gone
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kafila.nat import events as path_events
+from kafila.nat.candidates import Candidate, canonical
+from kafila.nat.messages import sender_of
+from kafila.nat.paths import PeerPaths
+from kafila.nat.schedule import Randomness
+from kafila.ring import quic
+from kafila.ring.identity import Identity
+from kafila.ring.quic import QuicConnection, Stream
+from kafila.ring.rendezvous_client import Event as ControlEvent
+from kafila.ring.rendezvous_client import Relayed, RendezvousClient, State
+from kafila.types import Address, NodeId, PathKind, Transmit
+from kafila.wire import Kind, classify
+
+ALPN = "kafila-ring/1"
+
+HEARTBEAT_S = 1.0
+"""A link that carries nothing is pinged this often, so that a dead peer is noticed in seconds."""
+GONE_AFTER_S = 6.0
+"""Silence on every path after which a peer is gone while the rendezvous still answers: six heartbeats, and longer than
+a direct path takes to be given up for the relay."""
+GONE_WITHOUT_RENDEZVOUS_S = 30.0
+"""The same while the rendezvous is away, for a relayed link can only come back with it."""
+MAX_EARLY_DATAGRAMS = 16
+"""Kept of a peer that dialled before this member was told of it: a handshake's first flight."""
+MAX_EARLY_PEERS = 64
+"""At most so many such peers; the rendezvous lets in no more members."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """The peer is authenticated; messages queued before are on their way."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMessage:
+    """One whole message of the peer's."""
+
+    peer: NodeId
+    bulk: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The link is over and forgotten. ``reason`` is the peer's own where it closed."""
+
+    peer: NodeId
+    reason: str
+    by_peer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PathNews:
+    """Something happened to the way to a peer; ``str(news)`` is a line for people."""
+
+    peer: NodeId
+    news: path_events.Event
+
+
+Event = LinkUp | LinkMessage | LinkDown | PathNews | ControlEvent
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A link as people are shown it."""
+
+    kind: PathKind
+    rtt_s: float | None
+
+
+@dataclass(slots=True)
+class _Link:
+    peer: NodeId
+    paths: PeerPaths
+    connection: QuicConnection
+    heard_at: float
+    beat_at: float
+
+
+class Mesh:
+    """One member's network. Drive it with :class:`kafila.endpoint.Endpoint`.
+
+    ``link_key`` seals path messages (32 bytes, from the session code); ``random`` must be unpredictable outside
+    simulations.
+    """
+
+    def __init__(self, identity: Identity, link_key: bytes, control: RendezvousClient, random: Randomness) -> None:
+        self.dropped = 0
+        """Datagrams from nobody we know."""
+        self._identity = identity
+        self._link_key = link_key
+        self._control = control
+        self._random = random
+        self._links: dict[NodeId, _Link] = {}
+        self._early: dict[NodeId, list[bytes]] = {}
+        self._closing: deque[Transmit] = deque(maxlen=MAX_EARLY_PEERS)
+        self._events: deque[Event] = deque()
+
+    def open_link(
+        self, peer: NodeId, fingerprint: bytes, candidates: Sequence[Candidate], now: float, *, same_machine: bool
+    ) -> None:
+        """Link with a peer, whose certificate has this fingerprint (SHA-256, 32 bytes). Opening twice is once.
+
+        The lower node id is the QUIC client, whoever dials (DESIGN section 4).
+        """
+        if peer in self._links:
+            return
+        me = self._identity.node_id
+        paths = PeerPaths(me, peer, self._link_key, candidates, now, self._random, same_machine=same_machine)
+        role = QuicConnection.client if me < peer else QuicConnection.server
+        connection = role(self._identity, fingerprint, now, alpn=ALPN, idle_timeout_s=2 * GONE_WITHOUT_RENDEZVOUS_S)
+        link = self._links[peer] = _Link(peer, paths, connection, now, now + HEARTBEAT_S)
+        for datagram in self._early.pop(peer, ()):
+            self._from_peer(link, datagram, None, now)
+
+    def send(self, peer: NodeId, data: bytes, *, bulk: bool) -> None:
+        """Queue a message; without a link it goes nowhere, and :class:`LinkDown` has been told."""
+        if (link := self._links.get(peer)) is not None:
+            link.connection.send(Stream.BULK if bulk else Stream.CONTROL, data)
+            self._collect(link)
+
+    def link_state(self, peer: NodeId) -> LinkState | None:
+        """How a link travels now; None when there is none."""
+        link = self._links.get(peer)
+        if link is None or not link.connection.established:
+            return None
+        return LinkState(link.paths.kind, link.paths.rtt_s or link.connection.rtt_s)
+
+    def is_linked(self, peer: NodeId) -> bool:
+        """Whether the peer is authenticated and not gone."""
+        link = self._links.get(peer)
+        return link is not None and link.connection.established
+
+    @property
+    def control(self) -> RendezvousClient:
+        """The connection to the rendezvous: signalling goes there."""
+        return self._control
+
+    def close(self, now: float, reason: str) -> None:
+        """Say goodbye to every peer and the rendezvous; send what :meth:`datagrams_to_send` has, then stop driving."""
+        for peer in list(self._links):
+            self._hang_up(peer, reason, now)
+        self._control.leave(now)
+
+    def _hang_up(self, peer: NodeId, reason: str, now: float) -> None:
+        link = self._links[peer]
+        link.connection.close(now, reason)
+        self._closing.extend(self._transmits(link, now))
+        del self._links[peer]
+
+    def receive(self, data: bytes, source: Address, now: float) -> None:
+        """One datagram. Never raises, whatever the bytes."""
+        source = canonical(source) or source
+        if source == self._control.server:
+            self._control.receive(data, source, now)
+            self._collect_control(now)
+            return
+        kind = classify(data)
+        if kind is Kind.PATH:
+            sender = sender_of(data)
+            link = None if sender is None else self._links.get(sender)
+        elif kind is Kind.QUIC:
+            link = next((link for link in self._links.values() if link.paths.owns(source)), None)
+        else:
+            link = None
+        if link is None:
+            self.dropped += 1
+        else:
+            self._from_peer(link, data, source, now)
+
+    def _from_peer(self, link: _Link, data: bytes, source: Address | None, now: float) -> None:
+        """A peer's datagram, from ``source`` or (None) out of a relay envelope."""
+        if classify(data) is Kind.PATH:
+            link.paths.receive(data, source, now)
+        elif classify(data) is Kind.QUIC:
+            link.connection.receive([data], now)
+            link.paths.data_received(source, now)
+            link.heard_at = now
+        else:
+            self.dropped += 1
+        self._collect(link)
+
+    def _collect(self, link: _Link) -> None:
+        """Tell what a link has to tell."""
+        while (event := link.connection.next_event()) is not None:
+            match event:
+                case quic.Message(stream, data):
+                    self._events.append(LinkMessage(link.peer, stream is Stream.BULK, data))
+                case quic.Established():
+                    self._events.append(LinkUp(link.peer))
+                case quic.Closed(reason, by_peer):
+                    self._events.append(LinkDown(link.peer, reason, by_peer))
+
+    def _collect_control(self, now: float) -> None:
+        while (event := self._control.next_event()) is not None:
+            if not isinstance(event, Relayed):
+                self._events.append(event)
+            elif (link := self._links.get(event.sender)) is not None:
+                self._from_peer(link, event.datagram, None, now)
+            elif event.sender in self._early or len(self._early) < MAX_EARLY_PEERS:
+                early = self._early.setdefault(event.sender, [])
+                if len(early) < MAX_EARLY_DATAGRAMS:
+                    early.append(event.datagram)
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` wants to be called."""
+        return min((due for due in self._timers() if due is not None), default=None)
+
+    def _timers(self) -> Iterator[float | None]:
+        yield self._control.next_timer()
+        for link in self._links.values():
+            yield link.paths.next_timer()
+            yield link.connection.next_timer()
+            yield link.beat_at
+
+    def handle_timer(self, now: float) -> None:
+        """Call at or after :meth:`next_timer`."""
+        if _due(self._control.next_timer(), now):
+            self._control.handle_timer(now)
+            self._collect_control(now)
+        for link in list(self._links.values()):
+            if _due(link.paths.next_timer(), now):
+                link.paths.handle_timer(now)
+            if _due(link.connection.next_timer(), now):
+                link.connection.handle_timer(now)
+            if _due(link.beat_at, now):
+                self._beat(link, now)
+            self._collect(link)
+
+    def _beat(self, link: _Link, now: float) -> None:
+        link.beat_at = now + HEARTBEAT_S
+        patience_s = GONE_AFTER_S if self._control.state is State.READY else GONE_WITHOUT_RENDEZVOUS_S
+        if now - link.heard_at >= patience_s:
+            self._hang_up(link.peer, "no sign of life", now)
+            self._events.append(LinkDown(link.peer, f"no sign of life for {patience_s:.0f} s", by_peer=False))
+        elif now - link.heard_at >= HEARTBEAT_S:
+            link.connection.ping()
+
+    def datagrams_to_send(self, now: float) -> list[Transmit]:
+        """Everything that should leave now."""
+        transmits = list(self._closing)
+        self._closing.clear()
+        for link in list(self._links.values()):
+            transmits += self._transmits(link, now)
+            if link.connection.closed:
+                del self._links[link.peer]
+        # What the links put into envelopes counts against the relay's quotas, so the control connection speaks last.
+        transmits += self._control.datagrams_to_send(now)
+        return transmits
+
+    def _transmits(self, link: _Link, now: float) -> list[Transmit]:
+        probes = link.paths.probes_to_send(now)
+        transmits = [self._addressed(link, probe.data, probe.to, now) for probe in probes]
+        self._path_news(link, now)
+        if datagrams := link.connection.datagrams_to_send(now):
+            link.paths.data_sent(now)
+            for route in link.paths.routes(now):
+                transmits += [self._addressed(link, datagram, route, now) for datagram in datagrams]
+        return transmits
+
+    def _path_news(self, link: _Link, now: float) -> None:
+        while (news := link.paths.next_event()) is not None:
+            if isinstance(news, path_events.PathChanged | path_events.DatagramSizeChanged):
+                link.connection.path_changed(now, link.paths.max_datagram_bytes)
+            self._events.append(PathNews(link.peer, news))
+
+    def _addressed(self, link: _Link, datagram: bytes, route: Address | None, now: float) -> Transmit:
+        return self._control.relay(link.peer, datagram, now) if route is None else Transmit(datagram, route)
+
+    def next_event(self) -> Event | None:
+        """What happened, in order, or None."""
+        return self._events.popleft() if self._events else None
+
+
+def _due(timer: float | None, now: float) -> bool:
+    return timer is not None and timer <= now

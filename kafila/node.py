@@ -1,0 +1,302 @@
+"""The composition root: one member of one session, all its parts wired, one nursery tree.
+
+    socket -- Endpoint -- Mesh (rendezvous, links) --events--> Node --> Formation --> session machine, serving ring
+    worker thread --results--> serving ring --sends--> Mesh --> socket
+
+Everything that happens ends in :meth:`Node._progress`, which moves what one part has said to the part it is for, until
+nobody has more to say. The endpoint calls it around every flush; it never waits. What takes long (reading a checkpoint,
+measuring, loading) is the backend's, and tasks of the node's nursery wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import trio
+
+from kafila.backend import Backend
+from kafila.console import Console
+from kafila.endpoint import Endpoint
+from kafila.entrance import Door, open_door
+from kafila.errors import (
+    KafilaError,
+    RendezvousUnreachable,
+    SealBroken,
+    SessionError,
+    SessionFull,
+    UnknownSession,
+    WrongSecret,
+)
+from kafila.formation import Formation, Surroundings
+from kafila.mailbox import Mailbox
+from kafila.members import member_info, reachable_at
+from kafila.mesh import Event as MeshEvent
+from kafila.mesh import LinkDown, LinkMessage, LinkUp, PathNews
+from kafila.nat.events import PathChanged
+from kafila.net import Network
+from kafila.ring.control import Departure, MemberLeft, Reason, Refused, Signal
+from kafila.ring.rendezvous_client import Event as ControlEvent
+from kafila.ring.rendezvous_client import Joined, Lost, Unreachable
+from kafila.ringview import ring_table
+from kafila.settings import HostSettings, NodeSettings
+from kafila.trace import Recorder
+from kafila.types import Sampling
+
+LEFT = "left"
+"""What a link is closed with by a member that goes of its own will; any other reason is why the session is over."""
+GOODBYE_S = 0.1
+"""How long a leaving node still sends: its last words need one flush and perhaps a retransmission on a LAN. A peer that
+misses them notices the silence."""
+
+
+class Person(Protocol):
+    """Whoever sits in front of a node."""
+
+    async def gather(self, node: Node) -> None:
+        """The session is open: a host may call ``node.start`` before everybody is here. Cancelled once it serves."""
+        ...
+
+    async def chat(self, node: Node) -> None:
+        """Prompts may be asked; the node leaves when this returns."""
+        ...
+
+
+async def run_node(
+    settings: NodeSettings, network: Network, backend: Backend, console: Console, recorder: Recorder, person: Person
+) -> None:
+    """One member's whole life: enter the session, form it, serve, and leave when the person has had enough.
+
+    Raises a KafilaError that says why, when it ends otherwise than by somebody's wish.
+    """
+    async with trio.open_nursery() as nursery, open_door(settings, network, backend, nursery) as door:
+        node = Node(settings, network, backend, console, recorder, door, nursery)
+        nursery.start_soon(node.endpoint.run)
+        try:
+            await node.live(person)
+        finally:
+            with trio.CancelScope(shield=True):
+                await node.say_goodbye()
+            nursery.cancel_scope.cancel()
+    if node.failure is not None:
+        raise node.failure
+
+
+class Node:
+    """One member, from the moment it speaks to its rendezvous."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        network: Network,
+        backend: Backend,
+        console: Console,
+        recorder: Recorder,
+        door: Door,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.failure: KafilaError | None = None
+        """Why the session ended, unless somebody wished it."""
+        self.code = door.code
+        self.endpoint = Endpoint(door.socket, door.mesh, self._progress)
+        self._settings = settings
+        self._network = network
+        self._door = door
+        self._around = Surroundings(
+            settings, backend, console, recorder, nursery, door.mesh, door.room, self.endpoint.poke, self._finish
+        )
+        self._formation: Formation | None = None
+        self._admitted = trio.Event()
+        self._over = trio.Event()
+        self._tampered = 0
+
+    # -- the life of a node -------------------------------------------------------------------------------------------
+
+    async def live(self, person: Person) -> None:
+        """Until the session is over, for whatever reason; ``failure`` says which."""
+        server = self._door.mesh.control.server
+        self._around.console.status(f"joining through the rendezvous {server.host}:{server.port}")
+        self._door.knock(self._settings, trio.current_time())
+        self.endpoint.poke()
+        self._around.nursery.start_soon(self._attend, person)
+        await self._over.wait()
+
+    async def _attend(self, person: Person) -> None:
+        await self._admitted.wait()
+        formation = self._formation
+        if formation is None:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(person.gather, self)
+            await formation.serving.wait()
+            nursery.cancel_scope.cancel()
+        await person.chat(self)
+        formation.leave()
+        self._finish(None)
+
+    def start(self) -> None:
+        """Host: do not wait for more members."""
+        if self._formation is not None:
+            self._formation.start()
+            self.endpoint.poke()
+
+    async def say_goodbye(self) -> None:
+        """Tell those who listen and let the datagrams leave; bounded by the clock alone."""
+        if self._formation is not None and self._formation.build is not None:
+            self._formation.build.serving.end_answers(
+                "the session is over" if self.failure is None else str(self.failure)
+            )
+        self.endpoint.poke()  # what the session machine has left to say
+        await trio.sleep(GOODBYE_S / 2)
+        self._door.mesh.close(trio.current_time(), LEFT if self.failure is None else str(self.failure))
+        self.endpoint.poke()
+        await trio.sleep(GOODBYE_S / 2)
+
+    def _finish(self, error: KafilaError | None) -> None:
+        if not self._over.is_set():
+            self.failure = error
+        self._over.set()
+
+    # -- everything that happens --------------------------------------------------------------------------------------
+
+    def _progress(self) -> None:
+        """Move everything that was said to whom it is for, until nobody has more to say."""
+        moved = True
+        while moved:
+            moved = False
+            while (event := self._door.mesh.next_event()) is not None:
+                moved = True
+                self._heard(event)
+            if self._formation is not None:
+                moved |= self._formation.move()
+
+    def _heard(self, event: MeshEvent) -> None:
+        formation = self._formation
+        build = None if formation is None else formation.build
+        match event:
+            case LinkMessage(peer, bulk, data):
+                if build is not None:
+                    build.serving.receive(peer, data, bulk=bulk)
+            case LinkUp(peer):
+                if build is not None:
+                    build.link_up(peer)
+            case LinkDown():
+                if formation is not None:
+                    _link_down(formation, event)
+            case PathNews():
+                self._path_news(event)
+            case _:
+                self._rendezvous_said(event)
+
+    def _rendezvous_said(self, event: ControlEvent) -> None:
+        match event:
+            case Signal(sender, sealed):
+                message = self._door.room.open(sender, sealed)
+                if message is not None and self._formation is not None:
+                    self._formation.receive(sender, message)
+                self._tell_tampering()
+            case MemberLeft(member, how):
+                # A member whose signalling broke while its link carries on is still there.
+                lost_only_here = how is Departure.LOST and self._door.mesh.is_linked(member)
+                if self._formation is not None and not lost_only_here:
+                    self._formation.gone(member)
+            case Joined():
+                self._joined(event)
+            case Lost(reason):
+                text = f"the rendezvous is lost ({reason}); direct links go on, and it is tried again"
+                self._around.console.status(text)
+            case Refused(reason):
+                self._finish(_refusal(reason, hosting=isinstance(self._settings.role, HostSettings)))
+            case Unreachable(reason):
+                server = self._door.mesh.control.server
+                text = (
+                    f"no rendezvous answers at {server.host}:{server.port} ({reason}): is it running, and UDP allowed?"
+                )
+                self._finish(RendezvousUnreachable(text))
+            case _:
+                pass  # who enters is known when it says hello; a new address of ours changes nothing here
+
+    def _joined(self, joined: Joined) -> None:
+        if self._formation is not None:
+            self._around.console.status("the rendezvous is back")
+            return
+        hosting = isinstance(self._settings.role, HostSettings)
+        if not hosting:
+            try:
+                self._door.room.open_greeting(joined.host, joined.greeting)
+            except SealBroken:
+                text = "that code's secret does not open the session: compare the code with the host's, all of it"
+                self._finish(WrongSecret(text))
+                return
+        me = member_info(
+            self._door.identity,
+            self._settings.name,
+            reachable_at(self._network, self._door.socket.address.port, [joined.observed]),
+            self._settings.machine,
+            rendezvous_rtt_s=self._door.mesh.control.rtt_s,
+        )
+        self._formation = Formation(self._around, me, joined.host, self._door.offer)
+        self._admitted.set()
+        if hosting:
+            self._around.console.invite(str(self.code))
+
+    def _tell_tampering(self) -> None:
+        tampered = self._door.room.tampered
+        if tampered > self._tampered:
+            if not self._tampered:
+                text = "a message was altered or replayed on its way and was ignored: distrust the rendezvous"
+                self._around.console.error(text)
+            self._tampered = tampered
+            self._around.recorder.record("tampered", trio.current_time(), {"messages": tampered})
+
+    def _path_news(self, path: PathNews) -> None:
+        build = None if self._formation is None else self._formation.build
+        name = path.peer.hex() if build is None else build.name_of(path.peer)
+        self._around.recorder.record("path", trio.current_time(), {"member": name, "news": str(path.news)})
+        if isinstance(path.news, PathChanged) and path.news.kind is not path.news.previous_kind:
+            self._around.console.status(f"link to {name}: {path.news}")
+
+    # -- what the prompt asks -----------------------------------------------------------------------------------------
+
+    def answer(
+        self, messages: Sequence[tuple[str, str]], sampling: Sampling, max_tokens: int
+    ) -> AbstractAsyncContextManager[Mailbox]:
+        """Ask the ring; the answer's parts as they come. Leaving the context early cancels the answer."""
+        if self._formation is None or self._formation.build is None:
+            raise SessionError("the session does not serve yet: ask again when it does")
+        return self._formation.build.serving.answer(messages, sampling, max_tokens)
+
+    def describe_ring(self) -> str:
+        """The ring as a table for a person."""
+        build = None if self._formation is None else self._formation.build
+        if build is None:
+            return "the ring is not formed yet"
+        ring = [info.node_id for info in build.assignment.ring]
+        links = {place: self._door.mesh.link_state(node) for place, node in enumerate(ring)}
+        return ring_table(build.plan, build.place, build.serving.stats, links)
+
+
+def _link_down(formation: Formation, down: LinkDown) -> None:
+    if down.by_peer and down.reason != LEFT:
+        formation.told_over(down.reason)
+    else:
+        formation.gone(down.peer)
+
+
+def _refusal(reason: Reason, *, hosting: bool) -> KafilaError:
+    """The rendezvous' no, in words."""
+    match reason:
+        case Reason.UNKNOWN_SESSION:
+            return UnknownSession("no such session: it has ended, or lives at another rendezvous; ask for a new code")
+        case Reason.FULL:
+            return SessionFull("the session has all of its members: ask the host for a larger --members")
+        case Reason.VERSION:
+            return SessionError("the rendezvous speaks another version: install the same version of kafila on both")
+        case Reason.EVICTED:
+            return SessionError("the host put this member out of the session")
+        case Reason.REPLACED:
+            return SessionError("the same member has joined from elsewhere")
+        case _:
+            what = "open" if hosting else "join"
+            return SessionError(f"the rendezvous is too busy to {what} a session: try again in a minute")

@@ -1,0 +1,215 @@
+"""One member's place in the ring while a session serves (sans-IO).
+
+A :class:`Stage` turns what the previous neighbour sends and what the worker finishes into jobs for the worker, sends to
+the next neighbour and events for the person at this member. The head's :class:`Head` adds the scheduler and the
+language: it turns questions into batches and tokens into text.
+
+    ask (local or from the ring) --> Head: render, schedule --> Forward job --> activation --> ... round the ring ...
+        --> Sample job --> token --> text --> round the ring to whoever asked
+
+Everything travels forward to the next neighbour. In a ring of one, next is the member itself and nothing is encoded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kafila.errors import ProtocolError
+from kafila.ring.frames import (
+    Activation,
+    Ask,
+    Cancel,
+    Control,
+    Stats,
+    Text,
+    decode_activation,
+    decode_control,
+    encode_activation,
+    encode_control,
+)
+from kafila.shard.worker import Failed, Forward, Forwarded, Job, Result
+from kafila.types import NodeId
+
+MAX_PENDING_BATCHES = 64
+"""Batches a member may hold for its worker. The head keeps one a stage on their way, so only a faulty or hostile
+neighbour comes near this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a member stands in the ring and what frames must look like there."""
+
+    me: NodeId
+    ring: tuple[NodeId, ...]
+    """In order, the head first."""
+    epoch: int
+    hidden: int
+    """Numbers in one row."""
+    dtype: str
+    slots: int
+    context: int
+
+    @property
+    def position(self) -> int:
+        """0 for the head."""
+        return self.ring.index(self.me)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this member is the whole ring."""
+        return len(self.ring) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message for the next neighbour."""
+
+    bulk: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text for the person at this member."""
+
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Lately:
+    """What the head measured lately."""
+
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """Head only, for the trace: one batch has been round.
+
+    ``stage_s`` by ring position (the head's own is embedding, blocks and sampling together), ``circuit_s`` from its
+    first job to its tokens, ``rows`` in it, ``decode`` whether every segment was one token.
+    """
+
+    batch: int
+    rows: int
+    decode: bool
+    stage_s: tuple[float, ...]
+    circuit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """This member cannot go on: one line for people."""
+
+    text: str
+
+
+Event = Said | Lately | BatchDone | Broken
+
+
+class Stage:
+    """A member that holds blocks and no head."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._jobs: deque[Job] = deque()
+        self._sends: deque[Send] = deque()
+        self._events: deque[Event] = deque()
+        self._passing: dict[int, Activation] = {}
+
+    def receive(self, bulk: bool, data: bytes, now: float) -> None:
+        """A message from the previous neighbour. What the protocol does not allow is an event that names the fault."""
+        try:
+            if bulk:
+                self._activation(self._checked(decode_activation(data)))
+            else:
+                self._control(decode_control(data), now)
+        except ProtocolError as error:
+            self._events.append(Broken(f"the previous member of the ring sent nonsense: {error}"))
+
+    def _checked(self, frame: Activation) -> Activation:
+        """Refuse a frame that does not fit this place, before it comes near the device."""
+        place = self.place
+        if (frame.epoch, frame.hidden, frame.dtype) != (place.epoch, place.hidden, place.dtype):
+            raise ProtocolError(
+                f"a frame of epoch {frame.epoch}, {frame.hidden} x {frame.dtype} where epoch {place.epoch}, "
+                f"{place.hidden} x {place.dtype} was agreed"
+            )
+        if any(s.slot >= place.slots or s.start + s.length > place.context for s in frame.segments):
+            raise ProtocolError("a frame names a cache slot or a position beyond what the plan reserved")
+        return frame
+
+    def _activation(self, frame: Activation) -> None:
+        if frame.batch in self._passing or len(self._passing) >= MAX_PENDING_BATCHES:
+            raise ProtocolError("more batches at once than the head may have on their way")
+        self._passing[frame.batch] = replace(frame, payload=b"")
+        self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype))
+
+    def _control(self, message: Control, now: float) -> None:
+        match message:
+            case Text(asker=asker) if asker == self.place.me:
+                self._events.append(Said(message))
+            case Stats(origin=origin) if origin == self.place.me:
+                pass  # it has been round
+            case Stats():
+                self._events.append(Lately(message))
+                self._send_control(message)
+            case Text(asker=asker) if asker in self.place.ring:
+                self._send_control(message)
+            case Ask(asker=asker) | Cancel(asker=asker) if asker in self.place.ring and asker != self.place.me:
+                self._to_head(message, now)
+            case _:
+                raise ProtocolError("a message is from or for somebody who is not in the ring")
+
+    def _to_head(self, message: Ask | Cancel, now: float) -> None:  # noqa: ARG002  - the head's needs the time
+        self._send_control(message)
+
+    def ask(self, question: Ask, now: float) -> None:
+        """A question typed at this member."""
+        self._to_head(question, now)
+
+    def cancel(self, request: str, now: float) -> None:
+        """The person at this member no longer wants the answer."""
+        self._to_head(Cancel(request, self.place.me), now)
+
+    def result(self, result: Result, now: float) -> None:  # noqa: ARG002  - as above
+        """What the worker finished."""
+        if isinstance(result, Failed):
+            self._events.append(Broken(str(result.error)))
+        elif isinstance(result, Forwarded):
+            self._forwarded(result)
+
+    def _forwarded(self, result: Forwarded) -> None:
+        frame = self._passing.pop(result.batch)
+        hop_us = (*frame.hop_us, microseconds(result.stage_s))
+        self._send_activation(replace(frame, payload=result.hidden, hop_us=hop_us))
+
+    def _send_activation(self, frame: Activation) -> None:
+        self._sends.append(Send(True, encode_activation(frame)))
+
+    def _send_control(self, message: Control) -> None:
+        self._sends.append(Send(False, encode_control(message)))
+
+    def next_job(self) -> Job | None:
+        """Work for the worker, in order, or None."""
+        return self._jobs.popleft() if self._jobs else None
+
+    def next_send(self) -> Send | None:
+        """A message for the next neighbour, or None."""
+        return self._sends.popleft() if self._sends else None
+
+    def next_event(self) -> Event | None:
+        """What happened, or None."""
+        return self._events.popleft() if self._events else None
+
+
+def microseconds(duration_s: float) -> int:
+    """As a frame carries it: whole microseconds, at most what four bytes hold."""
+    return min(max(round(duration_s * 1e6), 0), 2**32 - 1)
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value (the upper one of two); 0 for none."""
+    return sorted(values)[len(values) // 2] if values else 0.0

@@ -1,0 +1,152 @@
+"""Serving at one member: the stage, its worker and the people who ask here (Trio)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from kafila.backend import Backend, Duty
+from kafila.errors import DeviceError
+from kafila.head import Head
+from kafila.mailbox import Mailbox
+from kafila.mesh import Mesh
+from kafila.ring.agreement import ModelOffer
+from kafila.ring.frames import Ask, Stats, Text
+from kafila.serve import BatchDone, Broken, Event, Lately, Place, Said, Stage
+from kafila.shard.worker import Failed, Loaded, Result
+from kafila.trace import Recorder
+from kafila.types import FinishReason, NodeId, Sampling
+
+MAX_RESULTS = 256
+"""Results that may wait for the event loop: several times the batches that can be on their way."""
+
+
+class ServingRing:
+    """This member's share of the ring. :meth:`drain` moves what has happened; the node calls it around every flush.
+
+    ``poke`` makes the node's endpoint send what was queued; ``on_broken`` hears, once, that this member cannot go on.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        mesh: Mesh,
+        recorder: Recorder,
+        *,
+        poke: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self.stats: Stats | None = None
+        """What the head measured lately."""
+        self.loaded = trio.Event()
+        """Set once the worker holds its shard."""
+        self._place = place
+        self._mesh = mesh
+        self._recorder = recorder
+        self._poke = poke
+        self._on_broken = on_broken
+        self._next = place.ring[(place.position + 1) % len(place.ring)]
+        self._stage: Stage | None = None
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._numbers = itertools.count(1)
+        self._results_in, self._results = trio.open_memory_channel[Result](MAX_RESULTS)
+
+    async def run(self, backend: Backend, offer: ModelOffer, duty: Duty) -> None:
+        """Load the shard, then serve until cancelled; the worker is stopped on the way out."""
+        token = trio.lowlevel.current_trio_token()
+
+        def on_result(result: Result) -> None:
+            token.run_sync_soon(self._results_in.send_nowait, result)
+
+        if duty.holds_head:
+            self._stage = Head(self._place, await backend.language(offer), trio.current_time())
+        else:
+            self._stage = Stage(self._place)
+        self._worker = await backend.worker(offer, duty, on_result)
+        self._worker.start()
+        try:
+            async for result in self._results:
+                self._take(result)
+        finally:
+            self._worker.stop()
+
+    def _take(self, result: Result) -> None:
+        if isinstance(result, Loaded):
+            self.loaded.set()
+        elif isinstance(result, Failed) and not self.loaded.is_set():
+            self._on_broken(str(result.error))
+        elif self._stage is not None:
+            self._stage.result(result, trio.current_time())
+        self._poke()
+
+    def receive(self, sender: NodeId, data: bytes, *, bulk: bool) -> None:
+        """A message of a ring neighbour's. In a ring of two the neighbour is both the one before and the one after."""
+        if self._stage is not None and sender == self._place.ring[self._place.position - 1]:
+            self._stage.receive(bulk, data, trio.current_time())
+
+    def drain(self) -> None:
+        """Give jobs to the worker, messages to the link and events to whom they are for."""
+        stage = self._stage
+        if stage is None:
+            return
+        while (job := stage.next_job()) is not None:
+            try:
+                self._worker.submit(job)
+            except DeviceError as error:
+                self._on_broken(str(error))
+        while (send := stage.next_send()) is not None:
+            self._mesh.send(self._next, send.data, bulk=send.bulk)
+        while (event := stage.next_event()) is not None:
+            self._heard(event)
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case Said(text):
+                if (mailbox := self._mailboxes.get(text.request)) is not None:
+                    mailbox.put(text)
+            case Lately(stats):
+                self.stats = stats
+            case Broken(text):
+                self._on_broken(text)
+            case BatchDone():
+                self._recorder.record("batch", trio.current_time(), _batch_facts(event))
+
+    @asynccontextmanager
+    async def answer(
+        self, messages: Sequence[tuple[str, str]], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Mailbox]:
+        """Ask the ring; the answer's parts as they come. Leaving early cancels it: its slot is free in a circuit."""
+        await trio.lowlevel.checkpoint()
+        stage = self._stage
+        if stage is None:
+            raise DeviceError("this member is still loading its share of the model: ask again when it serves")
+        request = f"{self._place.me.hex()}-{next(self._numbers)}"
+        mailbox = self._mailboxes[request] = Mailbox()
+        ask = Ask(request, self._place.me, tuple(messages), sampling, max_tokens)
+        stage.ask(ask, trio.current_time())
+        self._poke()
+        try:
+            yield mailbox
+        finally:
+            del self._mailboxes[request]
+            if not mailbox.finished:
+                stage.cancel(request, trio.current_time())
+                self._poke()
+
+    def end_answers(self, note: str) -> None:
+        """The session is over: everybody who waits here keeps what they have and is told."""
+        for request, mailbox in self._mailboxes.items():
+            mailbox.put(Text(request, self._place.me, "", FinishReason.MEMBER_LEFT, note))
+
+
+def _batch_facts(done: BatchDone) -> dict[str, object]:
+    return {
+        "batch": done.batch,
+        "rows": done.rows,
+        "phase": "decode" if done.decode else "prefill",
+        "stage_s": [round(stage, 6) for stage in done.stage_s],
+        "circuit_s": round(done.circuit_s, 6),
+    }

@@ -1,0 +1,46 @@
+"""What a person asks of a node, checked; the commands turn options into these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kafila.planning import Wishes
+from kafila.ring.invite import HostPort, SessionCode
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Open a session."""
+
+    model: str
+    members: int | None
+    """How many to wait for, the host included; None: until told to start."""
+    context: int | None
+    """Tokens a conversation may hold; None: what the model and good sense allow."""
+    slots: int
+    """Answers at once."""
+    rendezvous: HostPort | None
+    """None: run one inside this process."""
+    wishes: Wishes = field(default_factory=Wishes)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """Join one."""
+
+    code: SessionCode
+    rendezvous: HostPort
+    model: str | None
+    """Where this machine keeps the checkpoint, if not where the host does."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What both have."""
+
+    role: HostSettings | JoinSettings
+    name: str
+    machine: bytes
+    """The same for all processes that reach one another over loopback, and for no others."""
+    port: int = 0
+    """UDP port to bind; 0: any."""
