@@ -1,7 +1,8 @@
 """Who holds what, in which order: the division of a model over a session's members (paper Section V).
 
-:func:`plan_session` is the way in: members, a model's sizes and a workload go in, a :class:`Plan` or :class:`Declined` comes
-out. The room is pure: no I/O, no clock, no randomness, nothing but the standard library and the package's shared values.
+:func:`plan_session` is the way in: members, a model's sizes and a workload go in, a :class:`Plan` or
+:class:`Declined` comes out. The room is pure: no I/O, no clock, no randomness, nothing but the standard library and
+the package's shared values.
 
     members     what goes in                     outcome     what comes out, and its JSON
     cost        equation (2), in exact integers  order       ring order; tours: the cheapest cycle
@@ -13,6 +14,7 @@ out. The room is pure: no I/O, no clock, no randomness, nothing but the standard
 
 from __future__ import annotations
 
+from kafila.plan.cost import Tier
 from kafila.plan.describe import describe, remark
 from kafila.plan.members import KnownEdge, KnownEdges, Member, ModelManifest, Workload
 from kafila.plan.outcome import (
@@ -26,7 +28,6 @@ from kafila.plan.outcome import (
     RingEdge,
     Stage,
 )
-from kafila.plan.cost import Tier
 from kafila.plan.planner import plan_session
 from kafila.plan.sizes import manifest_from_config
 

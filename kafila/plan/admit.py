@@ -1,21 +1,20 @@
 """Admission: what a division asks of every member's memory, and what a member can hold (paper Section V-D).
 
-A block brings its weights and the cache reserved for it: ``context`` tokens for each of ``concurrency`` requests. The head
-brings its embedding, norm and unembedding, all resident. All of this is integer arithmetic on bytes.
+A block brings its weights and the cache reserved for it: ``context`` tokens for each of ``concurrency`` requests. The
+head brings its embedding, norm and unembedding, all resident. All of this is integer arithmetic on bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 from kafila.plan.cost import Limits
 from kafila.plan.members import Member, ModelManifest, Workload
 
 HEADROOM = 0.05
-"""Share of a member's memory that no plan uses. Activations, logits and the allocator's fragmentation live there; systems
-that pack devices to the brim run out of memory while serving."""
+"""Share of a member's memory that no plan uses. Activations, logits and the allocator's fragmentation live there;
+systems that pack devices to the brim run out of memory while serving."""
 
 
 class Need(NamedTuple):
@@ -40,7 +39,7 @@ class Overload(NamedTuple):
     """A member that was given more than it can hold."""
 
     place: int
-    count: int
+    blocks: int
     is_head: bool
     shortfall: int
 
@@ -53,8 +52,8 @@ def need_of(manifest: ModelManifest, workload: Workload) -> Need:
 
 def room_of(member: Member, headroom: float = HEADROOM) -> int:
     """Bytes a plan may use on ``member``: its memory less the headroom, or exactly what its owner stated."""
-    usable = 1 if member.memory_is_exact else 1 - Fraction(headroom)
-    return max(0, int(member.memory_bytes * usable))
+    memory = max(0, member.memory_bytes)
+    return memory if member.memory_is_exact else memory - int(memory * headroom)
 
 
 def limits_of(room: int, need: Need) -> Limits:
@@ -87,7 +86,5 @@ def heads_that_fit(limits: Sequence[Limits], need: Need, serving: Collection[int
     return [
         place
         for place, limit in enumerate(limits)
-        if limit.head >= 1
-        and plain - limit.plain + limit.head >= need.blocks
-        and len({place, *serving}) <= need.blocks
+        if limit.head >= 1 and plain - limit.plain + limit.head >= need.blocks and len({place, *serving}) <= need.blocks
     ]

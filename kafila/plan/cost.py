@@ -1,19 +1,19 @@
 """The cost model: equation (2) of the paper, as exact integers.
 
-A stage of ``n`` blocks costs ``o + n * block_bytes / bandwidth``, and at the head ``head_read_bytes / bandwidth`` more: the
-head reads its unembedding once per token, while the embedding it also keeps resident is a lookup of one row.
+A stage of ``n`` blocks costs ``o + n * block_bytes / bandwidth``, and at the head ``head_read_bytes / bandwidth``
+more: the head reads its unembedding once per token, while the embedding it also keeps resident is a lookup of one
+row.
 
-Costs are integers, in ticks of one femtosecond. Algorithm 1 asks whether a stage fits under a bound that is itself some
-stage's cost; in floating point ``(fixed + n * per - fixed) / per`` may come out below ``n`` and the bound refuse the very
-division it came from. A femtosecond is a hundred-millionth of the shortest stage worth planning, so rounding to it decides
-nothing that a measurement could.
+Costs are integers, in ticks of one femtosecond. Algorithm 1 asks whether a stage fits under a bound that is itself
+some stage's cost; in floating point ``(fixed + n * per - fixed) / per`` may come out below ``n`` and the bound refuse
+the very division it came from. A femtosecond is a hundred-millionth of the shortest stage worth planning, so rounding
+to it decides nothing that a measurement could.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from fractions import Fraction
 from typing import NamedTuple
 
 from kafila.plan.members import Member, ModelManifest, measured
@@ -64,8 +64,9 @@ class Limits(NamedTuple):
 
 
 def to_ticks(seconds: float) -> int:
-    """The nearest tick to a time in seconds."""
-    return round(Fraction(seconds) * TICKS_PER_SECOND)
+    """The nearest tick to a finite time in seconds."""
+    above, below = seconds.as_integer_ratio()
+    return (2 * above * TICKS_PER_SECOND + below) // (2 * below)
 
 
 def to_seconds(ticks: int) -> float:
@@ -75,7 +76,8 @@ def to_seconds(ticks: int) -> float:
 
 def read_ticks(size_bytes: int, bytes_per_s: float) -> int:
     """How long reading so many bytes takes; at least one tick, so that no block is ever free."""
-    return max(1, round(size_bytes * TICKS_PER_SECOND / Fraction(bytes_per_s)))
+    above, below = bytes_per_s.as_integer_ratio()
+    return max(1, (2 * size_bytes * TICKS_PER_SECOND * below + above) // (2 * above))
 
 
 def best_tier(members: Sequence[Member]) -> Tier:

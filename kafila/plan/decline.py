@@ -28,7 +28,9 @@ def decline(problem: Problem) -> Declined:
             f"{len(problem.members)} members cannot each hold a part of {problem.manifest.name}: it has "
             f"{counted(blocks, 'block')}"
         )
-        return Declined(problem.members[_smallest(problem)].name, 0, message, (f"at most {blocks} members in the ring",))
+        return Declined(
+            problem.members[_smallest(problem)].name, 0, message, (f"at most {blocks} members in the ring",)
+        )
     counts = problem.settled()
     if counts is not None:
         return _overloaded(problem, overloads(counts, 0, problem.rooms, problem.need))
@@ -45,8 +47,8 @@ def _overloaded(problem: Problem, over: Sequence[Overload]) -> Declined:
     """A division that was settled beforehand does not fit: the worst is named, the others listed."""
     worst = over[0]
     name, room = problem.members[worst.place].name, problem.rooms[worst.place]
-    need = problem.need.of(worst.count, is_head=worst.is_head)
-    share = counted(worst.count, "block") + (" and the head" if worst.is_head else "")
+    need = problem.need.of(worst.blocks, is_head=worst.is_head)
+    share = counted(worst.blocks, "block") + (" and the head" if worst.is_head else "")
     message = (
         f"{name} cannot hold its share of {_served(problem)}: {share} need {size(need)}, it has room for {size(room)}, "
         f"{size(worst.shortfall)} too little"
@@ -69,8 +71,8 @@ def _too_small_for_the_head(problem: Problem, place: int) -> Declined:
     name, room, need = problem.members[place].name, problem.rooms[place], problem.need.of(1, is_head=True)
     who = "the roomiest member" if len(problem.heads) > 1 else "which opened the session"
     message = (
-        f"{name}, {who}, cannot hold the head of {_served(problem)}: with one block it needs {size(need)}, there is room "
-        f"for {size(room)}, {size(need - room)} too little"
+        f"{name}, {who}, cannot hold the head of {_served(problem)}: with one block it needs {size(need)}, "
+        f"there is room for {size(room)}, {size(need - room)} too little"
     )
     return _because(problem, place, need - room, message)
 
@@ -83,8 +85,8 @@ def _too_small_together(problem: Problem) -> Declined:
     least = _smallest(problem)
     message = (
         f"{_served(problem)} does not fit: with the head, {counted(len(limits), 'member')} can hold {most} of its "
-        f"{counted(need.blocks, 'block')}, {size(shortfall)} too little; {problem.members[least].name} has the least room, "
-        f"{size(problem.rooms[least])}"
+        f"{counted(need.blocks, 'block')}, {size(shortfall)} too little; "
+        f"{problem.members[least].name} has the least room, {size(problem.rooms[least])}"
     )
     return _because(problem, least, shortfall, message)
 

@@ -36,42 +36,39 @@ def describe(plan: Plan) -> str:
 def remark(plan: Plan) -> str | None:
     """One line on how this plan compares with the other objective; ``None`` where nothing can be predicted."""
     own = plan.prediction
-    if own is None or not plan.alternatives:
+    if own is None:
         return None
     if plan.objective is Objective.THROUGHPUT:
         return _against_the_whole(plan, own)
-    users, other = max(
-        (
-            (users, other)
-            for other in plan.alternatives
-            if other.objective is Objective.THROUGHPUT
-            for users in {other.users}
-        ),
-        key=lambda pair: pair[1].tokens_per_s(pair[0]) / own.tokens_per_s(pair[0]),
-        default=(1, own),
-    )
-    return _against(plan, own, other, users)
+    return _against_the_fastest(plan, own)
 
 
-def _against(plan: Plan, own: Prediction, other: Prediction, users: int) -> str:
-    gain = other.tokens_per_s(users) / own.tokens_per_s(users)
+def _against_the_fastest(plan: Plan, own: Prediction) -> str | None:
+    """The fastest ring for so many users as it gains most for."""
+    fastest = [other for other in plan.alternatives if other.objective is Objective.THROUGHPUT]
+    gains = [(other.tokens_per_s(other.users) / own.tokens_per_s(other.users), other) for other in fastest]
+    if not gains:
+        return None
+    gain, other = max(gains, key=lambda pair: pair[0])
     if gain < WORTH_SAYING:
-        return f"No other ring of these members would be much faster for {_people(plan.users)}."
+        return "No other ring of these members is predicted to be much faster."
     return (
-        f"The throughput objective would give {_people(users)} {other.tokens_per_s(users):.1f} tokens/s "
-        f"({gain:.2f}x) from {listed(other.names)}: the fullest ring is not the fastest."
+        f"The fullest ring is not the fastest: with the throughput objective {listed(other.names)} would give "
+        f"{_people(other.users)} {other.tokens_per_s(other.users):.1f} tokens/s, {gain:.2f}x as much."
     )
 
 
-def _against_the_whole(plan: Plan, own: Prediction) -> str | None:
+def _against_the_whole(plan: Plan, own: Prediction) -> str:
+    """The ring of everybody, which the bottleneck objective insists on."""
     whole = next((other for other in plan.alternatives if other.objective is Objective.BOTTLENECK), None)
     if whole is None:
-        return f"A ring of everybody does not fit; without {listed([guest.name for guest in plan.guests])} it does."
-    gain = own.tokens_per_s(plan.users) / whole.tokens_per_s(plan.users)
-    return (
-        f"The bottleneck objective, a ring of {counted(len(whole.names), 'member')}, would give {_people(plan.users)} "
-        f"{whole.tokens_per_s(plan.users):.1f} tokens/s: this one is {gain:.2f}x as fast."
-    )
+        return "A ring of all members, the bottleneck objective, does not fit."
+    rate = whole.tokens_per_s(plan.users)
+    gain = own.tokens_per_s(plan.users) / rate
+    said = f"A ring of all {len(whole.names)} members, the bottleneck objective, would give {_people(plan.users)}"
+    if gain < WORTH_SAYING:
+        return f"{said} about as much, {rate:.1f} tokens/s."
+    return f"{said} {rate:.1f} tokens/s: the fullest ring is not the fastest, this one gives {gain:.2f}x as much."
 
 
 def _title(plan: Plan) -> str:
@@ -112,7 +109,9 @@ def _lines(plan: Plan) -> list[str]:
     if plan.tier in _TIERS:
         lines.append(_TIERS[plan.tier])
     if plan.ordering is Ordering.COUNTED and len(plan.stages) > 1:
-        lines.append("Some round trips are unknown: the ring has the fewest relayed edges, its latency is not predicted.")
+        lines.append(
+            "Some round trips are unknown: the ring has the fewest relayed edges, its latency is not predicted."
+        )
     if plan.order_excess_s:
         lines.append(f"The order costs at most {plan.order_excess_s * 1e3:.1f} ms a token more than the cheapest ring.")
     if plan.guests:

@@ -1,7 +1,8 @@
 """Head placement: Algorithm 1 once for every rotation of the ring (paper Section V-C).
 
-A ring has no first device, so rotating the sequence leaves every edge where it was. The anchor keeps the head unless some
-rotation beats it by more than the margin, because overheads are noisier than the difference between two similar devices.
+A ring has no first device, so rotating the sequence leaves every edge where it was. The anchor keeps the head unless
+some rotation beats it by more than the margin, because overheads are noisier than the difference between two similar
+devices.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from kafila.plan.partition import partition
 from kafila.plan.placement import Placement
 
 HEAD_MARGIN = 0.05
-"""Paper Section V-C: overhead is at most 2.2% of a stage and moves it by at most 1.1%, so a gain above 5% is no noise."""
+"""Paper Section V-C: overhead is at most 2.2% of a stage and moves it by at most 1.1%, so a gain above 5% is no
+noise."""
 
 
 def place_head(blocks: int, devices: Sequence[Device], margin: float, *, fixed: bool = False) -> Placement | None:

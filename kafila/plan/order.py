@@ -1,12 +1,13 @@
 """Ring order: who is next to whom (paper Section V-B).
 
-First pass, when somebody has no round trip: count. A pair relays when one is restrictive and the other is not permissive
-(the "rule predicts" column of the paper's Table III), so alternating permissive and restrictive members gives the fewest
-relayed edges, in linear time.
+First pass, when somebody has no round trip: count. A pair relays when one is restrictive and the other is not
+permissive (the "rule predicts" column of the paper's Table III), so alternating permissive and restrictive members
+gives the fewest relayed edges, in linear time.
 
 With every pair priced: the cheapest cycle. A relayed edge costs r_A + r_B, the path it takes; a direct one at least
-|r_A - r_B|; a verified one what was measured. Where rings cost the same, the one whose neighbours are at similar distances
-from the rendezvous wins, because an edge that turns out better than predicted then joins members who are near.
+|r_A - r_B|; a verified one what was measured. Where rings cost the same, the one whose neighbours are at similar
+distances from the rendezvous wins, because an edge that turns out better than predicted then joins members who are
+near.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Pair(NamedTuple):
 
 
 Pairs = Sequence[Sequence[Pair]]
-"""By member index; the diagonal is not used."""
+"""By member index, symmetric; the diagonal is not used."""
 
 
 class Arrangement(NamedTuple):
@@ -53,13 +54,13 @@ def predicted_kind(a: NatClass, b: NatClass) -> PathKind:
 
 def survey(members: Sequence[Member], known: KnownEdges) -> list[list[Pair]]:
     """Every pair's path, from what is known of it or else from the classes."""
-    return [
-        [
-            _pair(members[a], members[b], known.get((min(a, b), max(a, b))) or known.get((max(a, b), min(a, b))))
-            for b in range(len(members))
-        ]
-        for a in range(len(members))
-    ]
+    size = len(members)
+    itself = Pair(PathKind.DIRECT, 0, verified=False)
+    pairs = [[itself] * size for _ in range(size)]
+    for a in range(size):
+        for b in range(a + 1, size):
+            pairs[a][b] = pairs[b][a] = _pair(members[a], members[b], known.get((a, b)) or known.get((b, a)))
+    return pairs
 
 
 def _pair(a: Member, b: Member, known: KnownEdge | None) -> Pair:
@@ -120,10 +121,7 @@ def _count(members: Sequence[Member], pairs: Pairs, ranked: Sequence[int]) -> Ar
     """Fewest relayed edges: by the counting rule, or by the same search as costs where some pair is known not to follow
     its classes."""
     by_class = all(
-        pairs[a][b].kind is predicted_kind(members[a].nat, members[b].nat)
-        for a in ranked
-        for b in ranked
-        if a != b
+        pairs[a][b].kind is predicted_kind(members[a].nat, members[b].nat) for a in ranked for b in ranked if a != b
     )
     if by_class:
         return Arrangement(tuple(_alternate(members, ranked)), "counted", 0)
@@ -133,8 +131,8 @@ def _count(members: Sequence[Member], pairs: Pairs, ranked: Sequence[int]) -> Ar
 
 
 def _alternate(members: Sequence[Member], ranked: Sequence[int]) -> list[int]:
-    """Permissive and restrictive by turns, the restrictive left over, the ordinary, the permissive left over; rotated so
-    that the anchor, first of ``ranked``, is first."""
+    """Permissive and restrictive by turns, the restrictive left over, the ordinary, the permissive left over; rotated
+    so that the anchor, first of ``ranked``, is first."""
     of = {nat: [index for index in ranked if members[index].nat is nat] for nat in NatClass}
     permissive, restrictive = of[NatClass.PERMISSIVE], of[NatClass.RESTRICTIVE]
     ring: list[int] = []

@@ -1,4 +1,5 @@
-"""What comes out of planning: a :class:`Plan` to serve by, or :class:`Declined` with who is too small and what would help."""
+"""What comes out of planning: a :class:`Plan` to serve by, or :class:`Declined` with who is too small and what would
+help."""
 
 from __future__ import annotations
 
@@ -199,9 +200,7 @@ class Plan:
         """This plan in the terms of its alternatives."""
         if self.bottleneck_s is None or self.circuit_s is None:
             return None
-        return Prediction(
-            self.objective, self.users, self.names, self.counts, self.bottleneck_s, self.circuit_s
-        )
+        return Prediction(self.objective, self.users, self.names, self.counts, self.bottleneck_s, self.circuit_s)
 
     def tokens_per_s(self, users: int) -> float | None:
         """Predicted, all users together; ``None`` where a stage or an edge has no price."""

@@ -21,13 +21,9 @@ class Division(NamedTuple):
 
 
 def partition(blocks: int, stages: Sequence[StageCost]) -> Division | None:
-    """The division of ``blocks`` with the smallest bottleneck, every device holding at least one; ``None`` if none fits."""
+    """The division of ``blocks`` with the smallest bottleneck, at least one block a device; ``None`` if none fits."""
     candidates = sorted(
-        {
-            stage.fixed + count * stage.per_block
-            for stage in stages
-            for count in range(1, min(blocks, stage.limit) + 1)
-        }
+        {stage.fixed + count * stage.per_block for stage in stages for count in range(1, min(blocks, stage.limit) + 1)}
     )
     place = bisect_left(candidates, True, key=lambda bound: fill(blocks, stages, bound) is not None)
     if place == len(candidates):

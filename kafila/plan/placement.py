@@ -22,9 +22,7 @@ class Placement(NamedTuple):
         """The positions that hold blocks, in the order a token visits them, from the head."""
         size = len(self.counts)
         return tuple(
-            position
-            for position in ((self.head + step) % size for step in range(size))
-            if self.counts[position]
+            position for position in ((self.head + step) % size for step in range(size)) if self.counts[position]
         )
 
 

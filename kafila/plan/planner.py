@@ -27,9 +27,9 @@ from kafila.plan.outcome import (
     RingEdge,
     Stage,
 )
-from kafila.plan.placement import Latencies, Placement, circuit_ticks, hops, stage_ticks, token_ticks
+from kafila.plan.placement import Latencies, Placement, circuit_ticks, hops, stage_ticks
 from kafila.plan.problem import Problem, Rule, admits
-from kafila.plan.throughput import fastest_ring
+from kafila.plan.throughput import fastest_rings
 from kafila.plan.words import counted
 from kafila.types import BlockRange
 
@@ -88,15 +88,14 @@ def plan_session(
     problem = Problem(ring, manifest, workload, rule, _latencies(order, pairs))
     if not admits(problem):
         return decline(problem)
-    found = _search(problem, problem.devices())
+    devices = problem.devices()
+    found = _search(problem, devices)
     counts = problem.settled()
     chosen = found[problem.objective, users] if counts is None else Placement(0, counts)
-    return _write(problem, chosen, found, arrangement, pairs)
+    return _write(problem, devices, chosen, found, arrangement, pairs)
 
 
-def _check_numbers(
-    members: Sequence[Member], anchor: int, users: int, margin: float, headroom: float
-) -> None:
+def _check_numbers(members: Sequence[Member], anchor: int, users: int, margin: float, headroom: float) -> None:
     if not 0 <= anchor < len(members):
         raise UsageError(f"there is no member {anchor} among {counted(len(members), 'member')} to open the session")
     if users < 1:
@@ -157,26 +156,27 @@ def _search(problem: Problem, devices: Sequence[Device] | None) -> dict[tuple[Ob
         found[Objective.BOTTLENECK, users] = whole
     if problem.tier is not Tier.COST or latencies is None:
         return found
-    for served in dict.fromkeys((users, 1)):
-        # Among equally fast rings the one with everybody in it is kept.
-        time = None if whole is None else token_ticks(whole, devices, latencies, served)
-        fast = fastest_ring(
-            blocks, devices, latencies, served, anchor_serves=problem.rule.host_must_serve, to_beat=time
-        )
-        best = fast or whole
-        if best is not None:
-            found[Objective.THROUGHPUT, served] = best
+    fastest = fastest_rings(
+        blocks,
+        devices,
+        latencies,
+        {users, 1},
+        anchor_serves=problem.rule.host_must_serve,
+        known=() if whole is None else (whole,),
+    )
+    found |= {(Objective.THROUGHPUT, count): placement for count, placement in fastest.items()}
     return found
 
 
 def _write(
     problem: Problem,
+    devices: Sequence[Device] | None,
     chosen: Placement,
     found: dict[tuple[Objective, int], Placement],
     arrangement: Arrangement,
     pairs: Pairs,
 ) -> Plan:
-    rule, order, devices = problem.rule, arrangement.order, problem.devices()
+    rule, order = problem.rule, arrangement.order
     ring = tuple(order[place] for place in chosen.circuit)
     return Plan(
         model=problem.manifest.name,
@@ -193,11 +193,9 @@ def _write(
         stages=_stages(problem, chosen, order, devices),
         edges=tuple(_edge(source, target, pairs) for source, target in hops(ring)),
         guests=tuple(
-            Guest(index, problem.members[place].name)
-            for place, index in enumerate(order)
-            if not chosen.counts[place]
+            Guest(index, problem.members[place].name) for place, index in enumerate(order) if not chosen.counts[place]
         ),
-        alternatives=_alternatives(problem, chosen, found, devices),
+        alternatives=_alternatives(problem, found, devices),
     )
 
 
@@ -231,7 +229,6 @@ def _edge(source: int, target: int, pairs: Pairs) -> RingEdge:
 
 def _alternatives(
     problem: Problem,
-    chosen: Placement,
     found: dict[tuple[Objective, int], Placement],
     devices: Sequence[Device] | None,
 ) -> tuple[Prediction, ...]:

@@ -84,8 +84,7 @@ class Problem:
         """The members priced; ``None`` in the memory tier."""
         tier = self.tier
         found = [
-            price(member, self.manifest, limits, tier)
-            for member, limits in zip(self.members, self.limits, strict=True)
+            price(member, self.manifest, limits, tier) for member, limits in zip(self.members, self.limits, strict=True)
         ]
         known = tuple(device for device in found if device is not None)
         return known if len(known) == len(found) else None

@@ -7,6 +7,7 @@ checkpoint really holds is measured from its file headers when it is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
 from kafila.plan.members import ModelManifest
@@ -28,32 +29,44 @@ def manifest_from_config(config: Mapping[str, object], name: str) -> ModelManife
     missing or wrong; each names it.
     """
     family = _family(config, name)
-    hidden = _whole(config, "hidden_size", name)
-    heads = _whole(config, "num_attention_heads", name)
-    kv_heads = _whole(config, "num_key_value_heads", name, heads)
-    head_dim = _whole(config, "head_dim", name, hidden // heads)
+    shape = _shape(config, name)
     width = _dtype_bytes(config, name)
-    block = _block_weights(config, name, family, hidden, heads, kv_heads, head_dim)
-    vocabulary = _whole(config, "vocab_size", name) * hidden
+    vocabulary = _whole(config, "vocab_size", name) * shape.hidden
     tied = config.get("tie_word_embeddings") is True
     return ModelManifest(
         name=name,
         blocks=_whole(config, "num_hidden_layers", name),
-        block_bytes=block * width,
-        head_bytes=(vocabulary * (1 if tied else 2) + hidden) * width,
-        head_read_bytes=(vocabulary + hidden) * width,
-        kv_bytes_per_token_per_block=2 * kv_heads * head_dim * width,
-        hidden_bytes=hidden * width,
+        block_bytes=_block_weights(config, family, shape) * width,
+        head_bytes=(vocabulary * (1 if tied else 2) + shape.hidden) * width,
+        head_read_bytes=(vocabulary + shape.hidden) * width,
+        kv_bytes_per_token_per_block=2 * shape.keys * width,
+        hidden_bytes=shape.hidden * width,
         max_context=_whole(config, "max_position_embeddings", name, _DEFAULT_CONTEXT),
     )
 
 
-def _block_weights(
-    config: Mapping[str, object], name: str, family: str, hidden: int, heads: int, kv_heads: int, head_dim: int
-) -> int:
-    """Weights of one block: attention, gated MLP, two norms, and what the family adds."""
+class _Shape(NamedTuple):
+    """Widths of one block's projections."""
+
+    hidden: int
+    inner: int
+    head_dim: int
+    queries: int
+    keys: int
+
+
+def _shape(config: Mapping[str, object], name: str) -> _Shape:
+    hidden = _whole(config, "hidden_size", name)
+    heads = _whole(config, "num_attention_heads", name)
+    kv_heads = _whole(config, "num_key_value_heads", name, heads)
+    head_dim = _whole(config, "head_dim", name, hidden // heads)
     inner = _whole(config, "intermediate_size", name)
-    queries, keys = heads * head_dim, kv_heads * head_dim
+    return _Shape(hidden, inner, head_dim, heads * head_dim, kv_heads * head_dim)
+
+
+def _block_weights(config: Mapping[str, object], family: str, shape: _Shape) -> int:
+    """Weights of one block: attention, gated MLP, two norms, and what the family adds."""
+    hidden, inner, head_dim, queries, keys = shape
     weights = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
     if family in _QK_NORM:
         weights += 2 * head_dim

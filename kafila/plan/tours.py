@@ -1,8 +1,9 @@
 """The cheapest cycle through all members, for symmetric integer weights and with member 0 first.
 
-To 9 members every order is tried; to 16 Held and Karp's dynamic programme is exact; beyond that 2-opt and or-opt improve a
-nearest-neighbour tour, and a 1-tree bound says how far from the cheapest the result can be at most. Among equally cheap
-cycles the exact searches return the lexicographically smallest, so that an order never depends on chance.
+To 9 members every order is tried; to 16 Held and Karp's dynamic programme is exact; beyond that 2-opt and or-opt
+improve a nearest-neighbour tour, and a 1-tree bound says how far from the cheapest the result can be at most. Among
+equally cheap cycles the exact searches return the lexicographically smallest, so that an order never depends on
+chance.
 """
 
 from __future__ import annotations
