@@ -24,7 +24,7 @@ from kafila.ring import quic
 from kafila.ring.identity import Identity
 from kafila.ring.quic import QuicConnection, Stream
 from kafila.ring.rendezvous_client import Event as ControlEvent
-from kafila.ring.rendezvous_client import Relayed, RendezvousClient, State
+from kafila.ring.rendezvous_client import Joined, Relayed, RendezvousClient, State
 from kafila.types import Address, NodeId, PathKind, Transmit
 from kafila.wire import Kind, classify
 
@@ -111,6 +111,7 @@ class Mesh:
         self._control = control
         self._random = random
         self._links: dict[NodeId, _Link] = {}
+        self._ready_at = float("-inf")
         self._early: dict[NodeId, list[bytes]] = {}
         self._closing: deque[Transmit] = deque(maxlen=MAX_EARLY_PEERS)
         self._events: deque[Event] = deque()
@@ -213,6 +214,7 @@ class Mesh:
     def _collect_control(self, now: float) -> None:
         while (event := self._control.next_event()) is not None:
             if not isinstance(event, Relayed):
+                self._ready_at = now if isinstance(event, Joined) else self._ready_at
                 self._events.append(event)
             elif (link := self._links.get(event.sender)) is not None:
                 self._from_peer(link, event.datagram, None, now)
@@ -248,8 +250,12 @@ class Mesh:
 
     def _beat(self, link: _Link, now: float) -> None:
         link.beat_at = now + HEARTBEAT_S
-        patience_s = GONE_AFTER_S if self._control.state is State.READY else GONE_WITHOUT_RENDEZVOUS_S
-        if now - link.heard_at >= patience_s:
+        if self._control.state is State.READY:
+            # A rendezvous that just came back gives a relayed peer the same time as any other to be heard again.
+            patience_s, since = GONE_AFTER_S, max(link.heard_at, self._ready_at)
+        else:
+            patience_s, since = GONE_WITHOUT_RENDEZVOUS_S, link.heard_at
+        if now - since >= patience_s:
             self._hang_up(link.peer, "no sign of life", now)
             self._events.append(LinkDown(link.peer, f"no sign of life for {patience_s:.0f} s", by_peer=False))
         elif now - link.heard_at >= HEARTBEAT_S:
