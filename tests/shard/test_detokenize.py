@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders
 
 from kafila.errors import UnsupportedModel
 from kafila.shard.detokenize import Detokenizer, Pieces
-from tests.shard.tokenizers_for_tests import byte_fallback, byte_level, words
+from tests.shard.tokenizers_for_tests import byte_fallback, byte_level, id_of, words
 
 BYTE_LEVEL, BYTE_FALLBACK, UNSTRIPPED, WORDS = byte_level(), byte_fallback(), byte_fallback(strip=False), words()
 PIECES = {id(tokenizer): Pieces(tokenizer) for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK, UNSTRIPPED, WORDS)}
@@ -41,12 +41,6 @@ TEXTS = st.lists(
 def ids_of(tokenizer: Tokenizer, beyond: int = 3) -> st.SearchStrategy[list[int]]:
     """Any ids at all, also some that no token has."""
     return st.lists(st.integers(0, tokenizer.get_vocab_size() - 1 + beyond), max_size=40)
-
-
-def id_of(tokenizer: Tokenizer, token: str) -> int:
-    number = tokenizer.token_to_id(token)
-    assert number is not None
-    return number
 
 
 def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

@@ -39,8 +39,24 @@ def byte_fallback(*, strip: bool = True) -> Tokenizer:
     return _with_added(tokenizer)
 
 
+def unigram() -> Tokenizer:
+    """T5's kind: pieces with scores, the special tokens among them."""
+    letters = [(letter, -3.0) for letter in "▁abcdefghijklmnopqrstuvwxyz<|>_/s"]
+    pieces = [(UNKNOWN, 0.0), *((token, 0.0) for token in SPECIALS), ("▁he", -1.0), *dict(letters).items()]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    return _with_added(tokenizer)
+
+
 def words() -> Tokenizer:
     """No decoder at all: tokens are words."""
     tokenizer = Tokenizer(models.WordLevel({UNKNOWN: 0, "one": 1, "two": 2, "three": 3}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return _with_added(tokenizer)
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    number = tokenizer.token_to_id(token)
+    assert number is not None
+    return number
