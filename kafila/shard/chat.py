@@ -37,9 +37,9 @@ class AnswerStream:
         self._characters = Detokenizer(pieces)
         self._stops = StopMatcher(stops)
 
-    def feed(self, token_id: int) -> str:
+    def feed(self, token: int) -> str:
         """Text that is now certain."""
-        return self._stops.feed(self._characters.feed(token_id))
+        return self._stops.feed(self._characters.feed(token))
 
     def finish(self) -> str:
         """What was held back, at the end of the answer."""
