@@ -63,7 +63,8 @@ class ChatFormat:
         self._named = named
         ending = tokenizer.token_to_id(named["eos_token"]) if "eos_token" in named else None
         self._specials = Specials(tokenizer)
-        self.stop_ids = frozenset({*eos, ending, self._turn_end()} - {None})
+        found = (*eos, ending, self._turn_end())
+        self.stop_ids = frozenset(number for number in found if number is not None)
         """All ids that end an answer: those the checkpoint's files name, and the one its template ends a turn with."""
 
     @classmethod
