@@ -269,7 +269,10 @@ class PortMapper:
 
 def why_doubted(external: Address) -> str | None:
     """Why a claim to ``external`` cannot be true, in words; ``None`` where it can."""
-    ip = ip_address(external.host)
+    try:
+        ip = ip_address(external.host)
+    except ValueError:
+        return "the gateway does not know its own address"
     if ip.is_unspecified or ip.is_loopback or ip.is_multicast or ip.is_link_local or external.port < 1024:
         return f"the gateway claims {external.host} port {external.port}, which cannot be"
     shared = isinstance(ip, IPv4Address) and int(ip) >> 22 == _SHARED
