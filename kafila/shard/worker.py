@@ -85,7 +85,7 @@ class Failed:
     """A job that could not be done. The worker goes on with the next."""
 
     batch: int | None
-    """None: the shard could not be loaded, and every later job fails too."""
+    """None: the shard could not be loaded, and the thread has ended."""
     error: KafilaError
 
 

@@ -1,0 +1,250 @@
+"""What a checkpoint's ``config.json`` says of its decoder, in one form for all families and both dialects.
+
+transformers 4 writes ``rope_theta``, ``rope_scaling`` and ``torch_dtype``; transformers 5 writes ``rope_parameters``
+and ``dtype``. Defaults for absent keys are those of transformers' configuration classes. Standard library only: the
+planner reads sizes where no tensor library is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafila.errors import ModelIncomplete, UnsupportedModel
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope:
+    """Positions divided by ``factor`` (position interpolation)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Llama 3.1's scaling: long wavelengths divided by ``factor``, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Shapes and constants of a decoder-only transformer. Everything the one decoder block varies in is here."""
+
+    family: str
+    """The architecture's name in ``config.json``: ``LlamaForCausalLM``."""
+    dtype: str
+    """The checkpoint's own: ``bfloat16``, ``float16`` or ``float32``."""
+    hidden: int
+    blocks: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: LinearRope | Llama3Rope | None
+    tied: bool
+    """The unembedding is the embedding."""
+    qk_norm: bool
+    """RMSNorm over each head of q and k before RoPE (Qwen3)."""
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    windows: tuple[int | None, ...]
+    """By block: how many positions a token sees, itself included; None for all before it."""
+    max_context: int
+    eos_ids: tuple[int, ...]
+    """Every id that ends a turn: ``generation_config.json``'s where there are any, else ``config.json``'s."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How an architecture differs where its config is silent. ``None``: the config's own flag decides."""
+
+    qk_norm: bool = False
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = None
+    head_dim: int | None = None
+    sliding: bool = False
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(),  # Llama 2 and 3, SmolLM2, and many that took its shape
+    "Qwen2ForCausalLM": _Family(qkv_bias=True, o_bias=False, mlp_bias=False, sliding=True),
+    "Qwen3ForCausalLM": _Family(qk_norm=True, mlp_bias=False, head_dim=128, sliding=True),
+}
+SUPPORTED = tuple(_FAMILIES)
+_DTYPES = ("bfloat16", "float16", "float32")
+_DEFAULT_THETA = 10_000.0  # LlamaConfig, Qwen2Config and Qwen3Config of transformers agree
+
+
+def parse_config(text: str | bytes, generation_text: str | bytes | None = None) -> DecoderConfig:
+    """The decoder that ``config.json`` describes; ``generation_text`` is ``generation_config.json`` where there is one.
+
+    Raises UnsupportedModel for what we do not implement, ModelIncomplete for what is missing or makes no sense.
+    """
+    config = _Keys("config.json", _load("config.json", text))
+    generation = _load("generation_config.json", generation_text) if generation_text is not None else {}
+    family_name, family = _family(config)
+    _refuse_variants(config, family_name)
+    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    attention_bias = config.flag("attention_bias")
+    blocks = config.count("num_hidden_layers")
+    theta, scaling = _rope(config, family_name)
+    decoder = DecoderConfig(
+        family=family_name,
+        dtype=_dtype(config),
+        hidden=hidden,
+        blocks=blocks,
+        heads=heads,
+        kv_heads=config.count("num_key_value_heads", heads),
+        head_dim=config.count("head_dim", family.head_dim or hidden // heads),
+        intermediate=config.count("intermediate_size"),
+        vocab=config.count("vocab_size"),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tied=config.flag("tie_word_embeddings"),
+        qk_norm=family.qk_norm,
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=attention_bias if family.o_bias is None else family.o_bias,
+        mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
+        windows=_windows(config, blocks) if family.sliding else (None,) * blocks,
+        max_context=config.count("max_position_embeddings", 2048),
+        eos_ids=_eos_ids(generation) or _eos_ids(config.values),
+    )
+    if decoder.heads % decoder.kv_heads or decoder.head_dim % 2:
+        raise ModelIncomplete(
+            f"config.json: {decoder.heads} heads of {decoder.head_dim} do not divide into "
+            f"{decoder.kv_heads} key/value heads"
+        )
+    return decoder
+
+
+def _load(name: str, text: str | bytes) -> Json:
+    try:
+        values = json.loads(text)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise ModelIncomplete(f"{name} is not JSON ({error}): download the checkpoint again") from error
+    if not isinstance(values, dict):
+        raise ModelIncomplete(f"{name} is not a JSON object: download the checkpoint again")
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Typed look-ups that say what is wrong with which key."""
+
+    file: str
+    values: Json
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ModelIncomplete(f"{self.file} has no {key}: is this a causal language model's checkpoint?")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelIncomplete(f"{self.file}: {key} is {value!r} and not a whole number above 0")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelIncomplete(f"{self.file}: {key} is {value!r} and not a number above 0")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        return self.values.get(key) is True
+
+
+def _family(config: _Keys) -> tuple[str, _Family]:
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) and architectures else [config.get("model_type")]
+    for name in names:
+        if isinstance(name, str) and name in _FAMILIES:
+            return name, _FAMILIES[name]
+    raise UnsupportedModel(f"architecture {names[0]!r} is not supported; these are: {', '.join(SUPPORTED)}")
+
+
+def _refuse_variants(config: _Keys, family: str) -> None:
+    """Settings that would change the arithmetic and that we do not implement are refused, never ignored."""
+    if config.get("quantization_config") or config.get("quantization"):
+        raise UnsupportedModel(
+            f"this {family} checkpoint is quantized; supported are bfloat16, float16 and float32 weights"
+        )
+    if (activation := config.get("hidden_act")) not in (None, "silu"):
+        raise UnsupportedModel(f"{family} with the activation {activation!r} is not supported; supported is: silu")
+    rope = config.get("rope_parameters")
+    partial = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    if (partial or config.get("partial_rotary_factor")) not in (None, 1):
+        raise UnsupportedModel(f"{family} with a partial rotary embedding is not supported")
+
+
+def _dtype(config: _Keys) -> str:
+    value = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if value not in _DTYPES:
+        raise UnsupportedModel(f"weights of type {value!r} are not supported; supported are: {', '.join(_DTYPES)}")
+    return str(value)
+
+
+def _rope(config: _Keys, family: str) -> tuple[float, LinearRope | Llama3Rope | None]:
+    """Base and scaling, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4)."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, dict):
+        raise ModelIncomplete("config.json: the rope parameters are not a JSON object")
+    rope = _Keys("config.json, rope parameters", parameters)
+    theta = rope.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
+    match parameters.get("rope_type") or parameters.get("type") or "default":
+        case "default":
+            return theta, None
+        case "linear":
+            return theta, LinearRope(rope.number("factor"))
+        case "llama3":
+            return theta, Llama3Rope(
+                rope.number("factor"),
+                rope.number("low_freq_factor"),
+                rope.number("high_freq_factor"),
+                rope.count("original_max_position_embeddings"),
+            )
+        case other:
+            raise UnsupportedModel(
+                f"{family} with rope scaling {other!r} is not supported; supported are: default, linear, llama3"
+            )
+
+
+def _windows(config: _Keys, blocks: int) -> tuple[int | None, ...]:
+    """By block, from ``layer_types`` (newer configs) or ``max_window_layers``: earlier blocks see everything."""
+    if not config.flag("use_sliding_window") or config.get("sliding_window") is None:
+        return (None,) * blocks
+    window = config.count("sliding_window")
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.get("max_window_layers") or 0
+        return tuple(window if index >= first else None for index in range(blocks))
+    if not isinstance(kinds, list) or len(kinds) != blocks or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"config.json: layer_types has other than {blocks} of full_attention or sliding_attention"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _eos_ids(values: Json) -> tuple[int, ...]:
+    ids = values.get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [ids]
+    return tuple(item for item in ids if isinstance(item, int))

@@ -1,0 +1,141 @@
+"""The decoder block, written once for every family and backend, and a member's run of them.
+
+x + o(attention(qkv(norm(x))))   then   x + down(silu_gate(up_gate(norm(x))))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from kafila.errors import DeviceError, ProtocolError
+from kafila.shard.cache import KvCache
+from kafila.shard.config import DecoderConfig
+from kafila.shard.manifest import DTYPE_BYTES
+from kafila.shard.ops import AttentionShape, BlockWeights, HeadWeights, Ops, Placement, rope_frequencies
+from kafila.shard.sample import draw
+from kafila.types import BlockRange, Sampling, Segment
+
+T = TypeVar("T")
+
+
+def block(ops: Ops[T], weights: BlockWeights[T], shape: AttentionShape, x: T, kv: T, placement: Placement[T]) -> T:
+    """One block over a ragged batch's rows (rows, hidden); ``x`` may be reused, ``kv`` is written to."""
+    qkv = weights.qkv(ops.rms_norm(x, weights.attention_norm))
+    attended = ops.attention(qkv, shape, weights.qk_norm, kv, placement)
+    x = ops.add(x, weights.o(attended))
+    up_gate = weights.up_gate(ops.rms_norm(x, weights.mlp_norm))
+    return ops.add(x, weights.down(ops.silu_gate(up_gate)))
+
+
+class Shard(Generic[T]):
+    """What one member holds: blocks, their caches and, at one member, the head. For one thread at a time."""
+
+    def __init__(
+        self,
+        ops: Ops[T],
+        config: DecoderConfig,
+        blocks: BlockRange,
+        weights: Sequence[BlockWeights[T]],
+        head: HeadWeights[T] | None,
+        cache: KvCache[T],
+    ) -> None:
+        """``weights`` are those of ``blocks``, in order."""
+        self._ops = ops
+        self._config = config
+        self._head = head
+        self._cache = cache
+        self._interrupted = False
+        self._rope = ops.rope(rope_frequencies(config), cache.context)
+        shapes = [
+            AttentionShape(config.heads, config.kv_heads, config.head_dim, config.windows[index] or 0)
+            for index in range(blocks.first, blocks.stop)
+        ]
+        self._blocks = [
+            ops.fused_block(own, shape) or partial(block, ops, own, shape)
+            for own, shape in zip(weights, shapes, strict=True)
+        ]
+
+    @property
+    def device(self) -> str:
+        """For people."""
+        return self._ops.device
+
+    def interrupt(self) -> None:
+        """From any thread: the forward pass that runs, and every later one, ends with DeviceError at its next block."""
+        self._interrupted = True
+
+    def forward(
+        self, segments: Sequence[Segment], tokens: Sequence[int] | None, hidden: bytes | None, dtype: str
+    ) -> bytes:
+        """Run the blocks over the segments' rows and return them as bytes of ``dtype``, row-major.
+
+        The rows are ``tokens`` (with the head) or else ``hidden``, (rows, hidden size) in ``dtype``. Raises
+        ProtocolError for a batch that does not fit what is held, having changed nothing.
+        """
+        self._cache.check(segments)
+        with self._ops.scope():
+            x = self._embed(segments, tokens) if tokens is not None else self._rows(segments, hidden or b"", dtype)
+            x = self._run(x, self._ops.place(segments, self._rope))
+            self._cache.extend(segments)
+            return self._ops.to_bytes(x, dtype)
+
+    def sample(
+        self, segments: Sequence[Segment], sampling: Sequence[Sampling], hidden: bytes, dtype: str
+    ) -> tuple[int | None, ...]:
+        """Draw a token after each segment that wants one; None for the others.
+
+        ``hidden`` has the segments' rows after the model's last block. Only the rows drawn from go through the
+        unembedding.
+        """
+        head = self._need_head()
+        last, rows, wanted = -1, [], []
+        for segment, how in zip(segments, sampling, strict=True):
+            last += segment.length
+            if segment.sample:
+                rows.append(last)
+                wanted.append((segment, how))
+        if not rows:
+            return (None,) * len(segments)
+        ops = self._ops
+        with ops.scope():
+            x = ops.take_rows(self._rows(segments, hidden, dtype), rows)
+            logits = ops.to_numpy(head.unembedding(ops.rms_norm(x, head.norm)))
+        drawn = iter(
+            draw(row, how, segment.start + segment.length) for row, (segment, how) in zip(logits, wanted, strict=True)
+        )
+        return tuple(next(drawn) if segment.sample else None for segment in segments)
+
+    def _run(self, x: T, placement: Placement[T]) -> T:
+        run: Callable[[T, T, Placement[T]], T]
+        for run, kv in zip(self._blocks, self._cache.storage, strict=True):
+            if self._interrupted:
+                raise DeviceError("stopped while it was computing")
+            x = run(x, kv, placement)
+        return x
+
+    def _embed(self, segments: Sequence[Segment], tokens: Sequence[int]) -> T:
+        head = self._need_head()
+        rows = sum(segment.length for segment in segments)
+        if len(tokens) != rows or min(tokens) < 0 or max(tokens) >= self._config.vocab:
+            raise ProtocolError(
+                f"a batch of {rows} rows came with {len(tokens)} tokens, or with one that does not exist"
+            )
+        return self._ops.embed(head.table, tokens)
+
+    def _rows(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> T:
+        rows = sum(segment.length for segment in segments)
+        item = DTYPE_BYTES.get(dtype)
+        if item is None:
+            raise ProtocolError(f"activations of type {dtype!r} came; known are {', '.join(DTYPE_BYTES)}")
+        if len(hidden) != rows * self._config.hidden * item:
+            raise ProtocolError(
+                f"a batch of {rows} rows came with {len(hidden)} bytes, not {rows * self._config.hidden * item}"
+            )
+        return self._ops.from_bytes(hidden, dtype, self._config.hidden)
+
+    def _need_head(self) -> HeadWeights[T]:
+        if self._head is None:
+            raise ProtocolError("a batch came that only the head can do")
+        return self._head

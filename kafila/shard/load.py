@@ -1,0 +1,155 @@
+"""From a checkpoint's files to one member's shard: its own tensors are read, nothing else.
+
+Tensors are read one fused matrix at a time, so the peak is the shard itself and the largest matrix on its way in. The
+embedding is mapped rather than read: a token needs one row of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kafila.errors import ModelIncomplete
+from kafila.shard.cache import KvCache
+from kafila.shard.config import DecoderConfig
+from kafila.shard.decoder import Shard
+from kafila.shard.manifest import Checkpoint, head_tensors
+from kafila.shard.ops import BlockWeights, HeadWeights, HostTensor, Norm, Ops
+from kafila.types import BlockRange, TensorSpec
+
+T = TypeVar("T")
+
+_NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
+"""safetensors stores little-endian. numpy has no bfloat16; its bits are carried as integers."""
+
+Get = Callable[[str], HostTensor]
+"""A block's tensor by its name within the block: ``self_attn.q_proj.weight``."""
+Progress = Callable[[int, int], None]
+"""Called with blocks loaded and blocks in all. What it raises ends the loading."""
+
+
+def read_tensor(folder: Path, spec: TensorSpec) -> HostTensor:
+    """A tensor's bytes, and no others of its file. Raises ModelIncomplete when they are not there any more."""
+    data = np.empty(spec.shape, _NUMPY[spec.dtype])
+    path = folder / spec.file
+    try:
+        with path.open("rb", buffering=0) as stream:
+            stream.seek(spec.start)
+            _fill(stream.fileno(), data.reshape(-1).view(np.uint8).data)
+    except (OSError, EOFError) as error:
+        raise ModelIncomplete(f"{path}: {spec.name} cannot be read ({error}): download the checkpoint again") from error
+    return HostTensor(spec.dtype, data)
+
+
+def map_tensor(folder: Path, spec: TensorSpec) -> HostTensor:
+    """A tensor mapped from its file: pages are read as they are touched, and written ones are private."""
+    path = folder / spec.file
+    begin = spec.start - spec.start % mmap.ALLOCATIONGRANULARITY
+    try:
+        with path.open("rb") as stream:
+            # ValueError: the file has become shorter than what is to be mapped.
+            mapped = mmap.mmap(stream.fileno(), spec.end - begin, access=mmap.ACCESS_COPY, offset=begin)
+    except (OSError, ValueError) as error:
+        raise ModelIncomplete(f"{path}: {spec.name} cannot be read ({error}): download the checkpoint again") from error
+    items = np.frombuffer(mapped, np.uint8, spec.end - spec.start, spec.start - begin)
+    if spec.start % _NUMPY[spec.dtype].itemsize:  # legal in the format, though no writer in use does it
+        items = items.copy()
+    return HostTensor(spec.dtype, items.view(_NUMPY[spec.dtype]).reshape(spec.shape))
+
+
+def load_shard(
+    ops: Ops[T],
+    checkpoint: Checkpoint,
+    blocks: BlockRange,
+    *,
+    holds_head: bool,
+    slots: int,
+    context: int,
+    progress: Progress | None = None,
+) -> Shard[T]:
+    """Read, convert and place everything one member holds, and reserve ``slots`` caches of ``context`` tokens.
+
+    Raises ModelIncomplete naming tensor and file, or what the backend raises when the device has no room.
+    """
+    config = checkpoint.config
+    loaded = []
+    with ops.scope():
+        # The caches first: when they do not fit, that is known before minutes of reading.
+        cache = KvCache(ops, config, blocks, slots=slots, context=context)
+        for index in range(blocks.first, blocks.stop):
+            if progress is not None:
+                progress(index - blocks.first, blocks.stop - blocks.first)
+            loaded.append(build_block(ops, config, partial(_read_of_block, checkpoint, index)))
+        head = _load_head(ops, checkpoint) if holds_head else None
+        return Shard(ops, config, blocks, loaded, head, cache)
+
+
+def build_block(ops: Ops[T], config: DecoderConfig, get: Get) -> BlockWeights[T]:
+    """One block from its tensors, fused and reordered as `BlockWeights` says."""
+
+    def matrix(names: Sequence[str], *, bias: bool, heads: Sequence[int] = ()) -> Callable[[T], T]:
+        """``heads``: of how many heads the rows of the first matrices are, which then are put in pair order."""
+        counts = (*heads, *(0 for _ in names[len(heads) :]))
+        weights = [pair_order(get(f"{name}.weight"), count) for name, count in zip(names, counts, strict=True)]
+        if not bias:
+            return ops.matrix(weights, None)
+        return ops.matrix(
+            weights, [pair_order(get(f"{name}.bias"), count) for name, count in zip(names, counts, strict=True)]
+        )
+
+    attention = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
+    return BlockWeights(
+        attention_norm=ops.norm(get("input_layernorm.weight"), config.norm_eps),
+        qkv=matrix(attention, bias=config.qkv_bias, heads=(config.heads, config.kv_heads)),
+        qk_norm=_qk_norm(ops, config, get) if config.qk_norm else None,
+        o=matrix(["self_attn.o_proj"], bias=config.o_bias),
+        mlp_norm=ops.norm(get("post_attention_layernorm.weight"), config.norm_eps),
+        up_gate=matrix(["mlp.up_proj", "mlp.gate_proj"], bias=config.mlp_bias),
+        down=matrix(["mlp.down_proj"], bias=config.mlp_bias),
+    )
+
+
+def pair_order(tensor: HostTensor, heads: int) -> HostTensor:
+    """Rows of each of ``heads`` heads from the checkpoint's order (i with i + half) to neighbours; 0: as they are."""
+    if not heads:
+        return tensor
+    data = tensor.data
+    halves = data.reshape(heads, 2, -1, *data.shape[1:])
+    return HostTensor(tensor.dtype, np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(data.shape))
+
+
+def _qk_norm(ops: Ops[T], config: DecoderConfig, get: Get) -> Norm[T]:
+    """Both norms as one, a row a head, so that q and k are normalised together. Both are of one dtype in practice."""
+    q, k = (pair_order(get(f"self_attn.{name}_norm.weight"), 1) for name in ("q", "k"))
+    rows = [*(q for _ in range(config.heads)), *(k for _ in range(config.kv_heads))]
+    if q.dtype != k.dtype:
+        raise ModelIncomplete(f"the norms of q and k differ in dtype ({q.dtype}, {k.dtype}), which is not supported")
+    return ops.norm(HostTensor(q.dtype, np.stack([row.data for row in rows])), config.norm_eps)
+
+
+def _read_of_block(checkpoint: Checkpoint, index: int, name: str) -> HostTensor:
+    return read_tensor(checkpoint.folder, checkpoint.tensors[f"model.layers.{index}.{name}"])
+
+
+def _load_head(ops: Ops[T], checkpoint: Checkpoint) -> HeadWeights[T]:
+    config, folder = checkpoint.config, checkpoint.folder
+    specs = [checkpoint.tensors[name] for name in head_tensors(config)]
+    table = ops.table(map_tensor(folder, specs[0]))
+    norm = ops.norm(read_tensor(folder, specs[1]), config.norm_eps)
+    unembedding = ops.tied_matrix(table) if config.tied else ops.matrix([read_tensor(folder, specs[2])], None)
+    return HeadWeights(table, norm, unembedding)
+
+
+def _fill(descriptor: int, into: memoryview) -> None:
+    """Read until ``into`` is full: one read returns at most 2 GiB on Linux."""
+    while into:
+        count = os.readv(descriptor, [into])
+        if not count:
+            raise EOFError("the file has become shorter")
+        into = into[count:]

@@ -1,0 +1,220 @@
+"""A folder's checkpoint, known from ``config.json`` and the safetensors headers alone: no weight is read.
+
+Format: https://github.com/huggingface/safetensors ("Format"): eight bytes little-endian, the length of a JSON object
+that names each tensor's dtype, shape and byte range after it. Standard library only: the planner runs without a tensor
+library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafila.errors import ModelIncomplete, ModelNotFound
+from kafila.shard.config import DecoderConfig, parse_config
+from kafila.types import ModelManifest, TensorSpec
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes an item takes in memory and on the wire, by our names."""
+STORED_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Bytes an item takes in a file, by the safetensors name: the dtypes we read."""
+MAX_HEADER_BYTES = 100_000_000
+"""The safetensors library refuses longer headers, so a longer one is a damaged length."""
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_LENGTH = struct.Struct("<Q")
+_ELSEWHERE = "point --model at a Hugging Face checkpoint folder (config.json and *.safetensors)"
+_AGAIN = "download the checkpoint again"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose every needed tensor is there, of the right shape, in a dtype we read."""
+
+    name: str
+    folder: Path
+    config: DecoderConfig
+    config_text: str
+    """``config.json`` as it stands, for members that have no folder yet."""
+    tensors: Mapping[str, TensorSpec]
+    """By Hugging Face name; `TensorSpec.file` is relative to ``folder``, offsets count from the file's first byte."""
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read a local checkpoint's configuration and headers.
+
+    Raises ModelNotFound (no folder, or no checkpoint in it), UnsupportedModel, or ModelIncomplete naming the tensor and
+    the file that are missing, truncated or wrong.
+    """
+    if not folder.is_dir():
+        raise ModelNotFound(f"there is no folder {folder}: {_ELSEWHERE}")
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise ModelNotFound(f"{folder} has no config.json, so it is no checkpoint: {_ELSEWHERE}")
+    generation_path = folder / "generation_config.json"
+    generation = generation_path.read_bytes() if generation_path.is_file() else None
+    config_text = config_path.read_text(encoding="utf-8", errors="replace")
+    config = parse_config(config_text, generation)
+    tensors = dict(_needed(folder, expected_tensors(config)))
+    return Checkpoint(folder.resolve().name, folder, config, config_text, tensors)
+
+
+def block_tensors(config: DecoderConfig, index: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of one block."""
+    hidden, head_dim = config.hidden, config.head_dim
+    rows = {
+        "self_attn.q_proj": (config.heads * head_dim, hidden, config.qkv_bias),
+        "self_attn.k_proj": (config.kv_heads * head_dim, hidden, config.qkv_bias),
+        "self_attn.v_proj": (config.kv_heads * head_dim, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, config.heads * head_dim, config.o_bias),
+        "mlp.gate_proj": (config.intermediate, hidden, config.mlp_bias),
+        "mlp.up_proj": (config.intermediate, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, config.intermediate, config.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
+    for name, (outputs, inputs, bias) in rows.items():
+        shapes[f"{name}.weight"] = (outputs, inputs)
+        if bias:
+            shapes[f"{name}.bias"] = (outputs,)
+    if config.qk_norm:
+        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (head_dim,)
+    shapes["post_attention_layernorm.weight"] = (hidden,)
+    return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+
+def head_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the head's tensors: embedding, final norm, and the unembedding unless it is tied."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab, config.hidden),
+        "model.norm.weight": (config.hidden,),
+    }
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab, config.hidden)
+    return shapes
+
+
+def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor the model needs; a checkpoint may have more, which nobody reads."""
+    shapes = head_tensors(config)
+    for index in range(config.blocks):
+        shapes |= block_tensors(config, index)
+    return shapes
+
+
+def model_manifest(name: str, config: DecoderConfig, dtype: str) -> ModelManifest:
+    """Sizes when served in ``dtype`` (a key of `DTYPE_BYTES`), whatever dtype the files have.
+
+    Norms are counted like weights; members keep them in float32, which adds less than a thousandth.
+    """
+    item = DTYPE_BYTES[dtype]
+    block = sum(math.prod(shape) for shape in block_tensors(config, 0).values()) * item
+    head = sum(math.prod(shape) for shape in head_tensors(config).values()) * item
+    return ModelManifest(
+        name=name,
+        blocks=config.blocks,
+        block_bytes=block,
+        head_bytes=head,
+        head_read_bytes=(config.vocab + 1) * config.hidden * item,
+        kv_bytes_per_token_per_block=2 * config.kv_heads * config.head_dim * item,
+        hidden_bytes=config.hidden * item,
+        max_context=config.max_context,
+    )
+
+
+def parse_header(file: str, file_bytes: int, header: bytes) -> list[TensorSpec]:
+    """The tensors of a safetensors file of ``file_bytes`` bytes, from the JSON part of its beginning.
+
+    Raises ModelIncomplete for a header that is none, and for a tensor whose bytes the file does not hold.
+    """
+    try:
+        entries = json.loads(header)
+    except ValueError as error:
+        raise ModelIncomplete(f"{file}: its header is damaged ({error}): {_AGAIN}") from error
+    if not isinstance(entries, dict):
+        raise ModelIncomplete(f"{file}: its header is damaged (no JSON object): {_AGAIN}")
+    data_start = _LENGTH.size + len(header)
+    return [
+        _tensor(file, file_bytes, data_start, name, entry) for name, entry in entries.items() if name != "__metadata__"
+    ]
+
+
+def _tensor(file: str, file_bytes: int, data_start: int, name: str, entry: Any) -> TensorSpec:
+    try:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        sizes = (*shape, start, end)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ModelIncomplete(f"{file}: its header is damaged at {name}: {_AGAIN}") from error
+    if not isinstance(dtype, str) or any(type(size) is not int or size < 0 for size in sizes):
+        raise ModelIncomplete(f"{file}: its header is damaged at {name}: {_AGAIN}")
+    if dtype in STORED_BYTES and end - start != math.prod(shape) * STORED_BYTES[dtype]:
+        raise ModelIncomplete(
+            f"{file}: {name} has {end - start} bytes, which is not {dtype} of shape {list(shape)}: {_AGAIN}"
+        )
+    if data_start + end > file_bytes:
+        raise ModelIncomplete(
+            f"{file} is truncated: {name} ends at byte {data_start + end} and the file at {file_bytes}: {_AGAIN}"
+        )
+    return TensorSpec(name, dtype, shape, file, data_start + start, data_start + end)
+
+
+def _read_header(folder: Path, file: str) -> dict[str, TensorSpec]:
+    path = folder / file
+    try:
+        file_bytes = path.stat().st_size
+        with path.open("rb") as stream:
+            length = stream.read(_LENGTH.size)
+            header_bytes = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else 0
+            if not 0 < header_bytes <= min(MAX_HEADER_BYTES, file_bytes - _LENGTH.size):
+                raise ModelIncomplete(f"{path} is truncated or no safetensors file: {_AGAIN}")
+            header = stream.read(header_bytes)
+    except OSError as error:
+        raise ModelIncomplete(f"{path} cannot be read ({error.strerror}): {_AGAIN}") from error
+    return {spec.name: spec for spec in parse_header(file, file_bytes, header)}
+
+
+def _placement(folder: Path, expected: Mapping[str, object]) -> dict[str, str]:
+    """Which file should hold each expected tensor."""
+    index_path = folder / INDEX_NAME
+    if not index_path.is_file():
+        if (folder / SINGLE_NAME).is_file():
+            return dict.fromkeys(expected, SINGLE_NAME)
+        raise ModelNotFound(f"{folder} has no {SINGLE_NAME} and no {INDEX_NAME}: {_ELSEWHERE}")
+    try:
+        weight_map = json.loads(index_path.read_bytes())["weight_map"]
+        placed = {name: weight_map[name] for name in expected if name in weight_map}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelIncomplete(f"{index_path} is damaged (no weight_map): {_AGAIN}") from error
+    for name in expected:
+        file = placed.get(name)
+        if file is None:
+            raise ModelIncomplete(f"{index_path} lists no tensor {name}: {_AGAIN}")
+        # The index comes with the weights, from wherever those come from: it must not name files elsewhere.
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            raise ModelIncomplete(f"{index_path} puts {name} in {file!r}, which is no file beside it: {_AGAIN}")
+    return placed
+
+
+def _needed(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, TensorSpec]]:
+    placed = _placement(folder, expected)
+    for file in sorted(set(placed.values())):
+        if not (folder / file).is_file():
+            first = next(name for name, where in placed.items() if where == file)
+            raise ModelIncomplete(f"{folder / file} is missing; it should hold {first} and others: {_AGAIN}")
+    headers = {file: _read_header(folder, file) for file in sorted(set(placed.values()))}
+    for name, shape in expected.items():
+        spec = headers[placed[name]].get(name)
+        where = folder / placed[name]
+        if spec is None:
+            raise ModelIncomplete(f"{where} has no tensor {name}: {_AGAIN}")
+        if spec.shape != shape:
+            raise ModelIncomplete(
+                f"{where}: {name} has shape {list(spec.shape)} and config.json asks for {list(shape)}"
+            )
+        if spec.dtype not in STORED_BYTES:
+            raise ModelIncomplete(f"{where}: {name} is {spec.dtype}; supported are {', '.join(STORED_BYTES)}")
+        yield name, spec

@@ -1,0 +1,220 @@
+"""What the decoder asks of a tensor library: a dozen operations, written once per backend.
+
+``T`` is the backend's own tensor, opaque everywhere else. Activations are rows of shape (rows, width). Operations may
+reuse the storage of the activations they are given, so a caller uses only what they return.
+
+Rotary embeddings turn *neighbouring* pairs (2i, 2i+1) of a head. Checkpoints pair i with i + head_dim/2; the loader
+reorders the rows of q and k once, because a pair side by side is one complex number and RoPE one multiplication.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kafila.shard.config import DecoderConfig, LinearRope, Llama3Rope
+from kafila.types import Segment
+
+T = TypeVar("T")
+
+Matrix = Callable[[T], T]
+"""A weight ready to be applied: (rows, inputs) to (rows, outputs), bias included. How it is stored (packed, half,
+quantized) is the backend's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTensor:
+    """A tensor in main memory as a checkpoint stores it. numpy has no bfloat16: BF16 is held as its bits (uint16)."""
+
+    dtype: str
+    """The safetensors name: ``F32``, ``BF16``, ``F16``."""
+    data: npt.NDArray[Any]
+    """Of the tensor's shape; writable, or in memory mapped copy-on-write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Generic[T]):
+    """An RMSNorm's constants as the backend wants them."""
+
+    weight: T
+    epsilon: T
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights(Generic[T]):
+    """One decoder block. Matrices that read the same rows are fused, so each row is read once."""
+
+    attention_norm: Norm[T]
+    qkv: Matrix[T]
+    """(rows, hidden) to (rows, (heads + 2 kv_heads) * head_dim): q, k, v beside each other, q and k in pair order."""
+    qk_norm: Norm[T] | None
+    """Weight of shape (heads + kv_heads, head_dim), in pair order."""
+    o: Matrix[T]
+    mlp_norm: Norm[T]
+    up_gate: Matrix[T]
+    """(rows, hidden) to (rows, 2 intermediate): up, then gate."""
+    down: Matrix[T]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights(Generic[T]):
+    """What the head holds besides its blocks."""
+
+    table: T
+    """The embedding, (vocab, hidden)."""
+    norm: Norm[T]
+    unembedding: Matrix[T]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads of one block's attention. ``window`` is the most positions a token sees, itself included; 0: no limit."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+
+
+@dataclass(slots=True)
+class Placement(Generic[T]):
+    """Where a ragged batch's rows lie, made once a forward pass and used by every block."""
+
+    spans: list[int]
+    """``slot, start, length`` of each segment, flattened: compiled kernels take plain lists."""
+    rope: T
+    """The rotation of each row's position, in the backend's form."""
+    masks: dict[int, list[T]] = field(default_factory=dict)
+    """By window: one mask a segment; filled as needed by the backend."""
+
+
+class Ops(Protocol[T]):
+    """A device and its arithmetic. Not safe for more than one thread."""
+
+    @property
+    def device(self) -> str:
+        """For people: ``cpu (2 threads)``."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """What weights and caches are held in: ``float32``, ``bfloat16``, ``float16``."""
+        ...
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Entered around every use of the operations below."""
+        ...
+
+    def memory_bytes(self) -> int | None:
+        """Free bytes of the memory that will hold the weights, where that is not main memory."""
+        ...
+
+    # Weights.
+
+    def norm(self, weight: HostTensor, epsilon: float) -> Norm[T]:
+        """RMSNorm over the last axis, whose length is that of ``weight``."""
+        ...
+
+    def matrix(self, parts: Sequence[HostTensor], biases: Sequence[HostTensor] | None) -> Matrix[T]:
+        """``parts`` (each (outputs, inputs)) stacked by their outputs into one matrix, and their biases likewise."""
+        ...
+
+    def table(self, weight: HostTensor) -> T:
+        """An embedding, (vocab, hidden)."""
+        ...
+
+    def tied_matrix(self, table: T) -> Matrix[T]:
+        """The unembedding that shares ``table``'s weights."""
+        ...
+
+    def rope(self, frequencies: Sequence[float], context: int) -> T:
+        """Rotations of positions 0 to ``context``, by radians a position; one frequency a pair."""
+        ...
+
+    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int) -> T:
+        """Room for the keys and values of one block, in ``dtype``, taken from the device now."""
+        ...
+
+    # Arithmetic.
+
+    def place(self, segments: Sequence[Segment], rope: T) -> Placement[T]:
+        """Prepare a batch."""
+        ...
+
+    def embed(self, table: T, tokens: Sequence[int]) -> T:
+        """The rows of ``tokens``, (rows, hidden)."""
+        ...
+
+    def add(self, x: T, y: T) -> T:
+        """x + y."""
+        ...
+
+    def rms_norm(self, x: T, norm: Norm[T]) -> T:
+        """x / sqrt(mean(x^2) + epsilon) * weight, along the last axis, leaving ``x`` as it is."""
+        ...
+
+    def attention(self, qkv: T, shape: AttentionShape, qk_norm: Norm[T] | None, kv: T, placement: Placement[T]) -> T:
+        """Normalise and rotate q and k, write k and v to ``kv`` at their positions, attend causally.
+
+        Segments are done in order, so two of one slot may follow each other in a batch. Returns (rows, heads *
+        head_dim).
+        """
+        ...
+
+    def silu_gate(self, up_gate: T) -> T:
+        """up * gate * sigmoid(gate): (rows, 2n) to (rows, n)."""
+        ...
+
+    def take_rows(self, x: T, rows: Sequence[int]) -> T:
+        """Some rows, in that order."""
+        ...
+
+    def fused_block(self, weights: BlockWeights[T], shape: AttentionShape) -> Callable[[T, T, Placement[T]], T] | None:
+        """`kafila.shard.decoder.block` as one call (x, kv, placement), where the backend has that; the same numbers."""
+        ...
+
+    # In and out.
+
+    def from_bytes(self, data: bytes, dtype: str, width: int) -> T:
+        """Row-major rows of ``width`` items of ``dtype``, as activations."""
+        ...
+
+    def to_bytes(self, x: T, dtype: str) -> bytes:
+        """The reverse, rounded to ``dtype``; waits for the device."""
+        ...
+
+    def to_numpy(self, x: T) -> npt.NDArray[np.float32]:
+        """Float32 in main memory; waits for the device."""
+        ...
+
+
+def rope_frequencies(config: DecoderConfig) -> list[float]:
+    """Radians a position, one a pair: theta^(-2i/head_dim), then the checkpoint's scaling.
+
+    Llama 3's ramp: https://github.com/meta-llama/llama-models, ``apply_scaling``.
+    """
+    pairs = config.head_dim // 2
+    plain = [config.rope_theta ** (-index / pairs) for index in range(pairs)]
+    match config.rope_scaling:
+        case None:
+            return plain
+        case LinearRope(factor):
+            return [frequency / factor for frequency in plain]
+        case Llama3Rope() as scaling:
+            return [_llama3(frequency, scaling) for frequency in plain]
+
+
+def _llama3(frequency: float, scaling: Llama3Rope) -> float:
+    turns = scaling.original_context * frequency / (2 * math.pi)
+    if turns < scaling.low_freq_factor:
+        return frequency / scaling.factor
+    if turns > scaling.high_freq_factor:
+        return frequency
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return (1 - kept) * frequency / scaling.factor + kept * frequency
