@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from random import SystemRandom
@@ -13,15 +13,14 @@ from random import SystemRandom
 import trio
 
 from kafila.backend import Backend
-from kafila.endpoint import Endpoint
-from kafila.errors import RendezvousUnreachable
+from kafila.errors import RendezvousUnreachable, UsageError
 from kafila.mesh import Mesh
 from kafila.net import DatagramSocket, Network
+from kafila.rendezvous_service import rendezvous
 from kafila.ring.agreement import ModelOffer
 from kafila.ring.control import MAX_MEMBERS
 from kafila.ring.identity import Identity, make_identity
 from kafila.ring.invite import HostPort, SessionCode
-from kafila.ring.rendezvous import RendezvousServer
 from kafila.ring.rendezvous_client import RendezvousClient
 from kafila.ring.sealing import derive_keys
 from kafila.room import Room
@@ -51,51 +50,45 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(
-    settings: NodeSettings, network: Network, backend: Backend, nursery: trio.Nursery
-) -> AsyncIterator[Door]:
+async def open_door(settings: NodeSettings, network: Network, backend: Backend) -> AsyncIterator[Door]:
     """Everything up to the first datagram. The host's checkpoint is read first: without one there is no session.
 
-    Raises ModelError, RendezvousUnreachable, and OSError when the port is taken.
+    A host without a rendezvous runs one for as long as the door is open. Raises ModelError, RendezvousUnreachable, and
+    UsageError when the port is taken.
     """
     role, offer = settings.role, None
-    if isinstance(role, HostSettings):
-        offer = await backend.offer(role.model, role.context, role.slots)
-        if role.rendezvous is None:
-            shared, server = await own_rendezvous(nursery, network)
+    async with AsyncExitStack() as stack:
+        if isinstance(role, HostSettings):
+            offer = await backend.offer(role.model, role.context, role.slots)
+            if role.rendezvous is None:
+                running = await stack.enter_async_context(rendezvous(network))
+                shared, server = _addresses_of(network, running.address.port)
+            else:
+                shared, server = role.rendezvous, await resolve(role.rendezvous)
+            code = SessionCode.new(os.urandom, shared)
         else:
-            shared, server = role.rendezvous, await resolve(role.rendezvous)
-        code = SessionCode.new(os.urandom, shared)
-    else:
-        code, server = role.code, await resolve(role.rendezvous)
-    identity, keys, random = make_identity(), derive_keys(code), SystemRandom()
-    udp = await network.bind(settings.port)
-    try:
+            code, server = role.code, await resolve(role.rendezvous)
+        identity, keys, random = make_identity(), derive_keys(code), SystemRandom()
+        udp = await _bind(network, settings.port)
+        stack.callback(udp.close)
         mesh = Mesh(identity, keys.link, RendezvousClient(identity, server, random), random)
         yield Door(identity, code, offer, udp, mesh, Room(mesh, keys, identity.node_id))
-    finally:
-        udp.close()
 
 
-async def own_rendezvous(nursery: trio.Nursery, network: Network) -> tuple[HostPort, Address]:
-    """Run a rendezvous inside this process, on a socket of its own, until the nursery ends.
+async def _bind(network: Network, port: int) -> DatagramSocket:
+    try:
+        return await network.bind(port)
+    except OSError as error:
+        raise UsageError(
+            f"UDP port {port} cannot be used ({error.strerror}): leave out --port, or name another"
+        ) from error
 
-    Returns where others find it (this machine's most useful address) and where this process does.
-    """
+
+def _addresses_of(network: Network, port: int) -> tuple[HostPort, Address]:
+    """Where friends find a rendezvous in this process (the machine's most useful address), and where we do."""
     addresses = network.interface_addresses()
     if not addresses:
         raise RendezvousUnreachable("this machine has no network address, not even loopback: nobody could join")
-    udp = await network.bind()
-    endpoint = Endpoint(udp, RendezvousServer(make_identity(), os.urandom))
-
-    async def drive() -> None:
-        try:
-            await endpoint.run()
-        finally:
-            udp.close()
-
-    nursery.start_soon(drive)
-    port = udp.address.port
     nearest = next((a.host for a in addresses if ip_address(a.host).is_loopback), addresses[0].host)
     return HostPort(addresses[0].host, port), Address(nearest, port)
 

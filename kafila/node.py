@@ -70,7 +70,7 @@ async def run_node(
 
     Raises a KafilaError that says why, when it ends otherwise than by somebody's wish.
     """
-    async with trio.open_nursery() as nursery, open_door(settings, network, backend, nursery) as door:
+    async with open_door(settings, network, backend) as door, trio.open_nursery() as nursery:
         node = Node(settings, network, backend, console, recorder, door, nursery)
         nursery.start_soon(node.endpoint.run)
         try:

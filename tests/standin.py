@@ -10,13 +10,15 @@ import random
 import struct
 from collections.abc import Sequence
 
+from kafila.errors import ModelError
 from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled
 from kafila.types import Sampling, Segment
 
 PRIME = 1_048_573
 """The largest prime below 2**20: sums stay exact in a float32."""
 STOP_ID = 0
-VOCABULARY = 12
+WORDS = ["stop", "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"]
+VOCABULARY = len(WORDS)
 
 
 def pack(numbers: Sequence[int]) -> bytes:
@@ -70,11 +72,13 @@ class StandInShard:
         return tuple(tokens)
 
 
-def solo_tokens(prompt: Sequence[int], members: int, sampling: Sampling, max_tokens: int, context: int) -> list[int]:
-    """What a request must yield, computed without scheduler, frames or ring."""
+def solo_tokens(
+    prompt: Sequence[int], salts: Sequence[int], sampling: Sampling, max_tokens: int, context: int
+) -> list[int]:
+    """What a request must yield, computed without scheduler, frames or ring; one salt a member."""
     tokens, answer = list(prompt), list[int]()
     while True:
-        shards = [StandInShard(salt) for salt in range(members)]
+        shards = [StandInShard(salt) for salt in salts]
         segment = Segment(0, 0, len(tokens), True)
         result = shards[0].do(Forward(0, (segment,), tuple(tokens), None, "float32"))
         for shard in shards[1:]:
@@ -91,3 +95,30 @@ def solo_tokens(prompt: Sequence[int], members: int, sampling: Sampling, max_tok
         answer.append(token)
         if len(answer) == max_tokens or len(tokens) >= context:
             return answer
+
+
+class Letters:
+    """A language whose tokens are the words of the message and whose text is one letter a token."""
+
+    stop_ids = frozenset({STOP_ID})
+
+    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        if not messages:
+            raise ModelError("nothing was asked")
+        return [WORDS.index(word) for _, content in messages for word in content.split()]
+
+    def stream(self, stop: Sequence[str]) -> LetterStream:
+        return LetterStream(set(stop))
+
+
+class LetterStream:
+    def __init__(self, stop: set[str]) -> None:
+        self._stop = stop
+        self.stopped = False
+
+    def feed(self, token: int) -> str:
+        self.stopped |= WORDS[token] in self._stop
+        return "" if self.stopped else WORDS[token]
+
+    def finish(self) -> str:
+        return ""

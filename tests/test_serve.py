@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafila.errors import DeviceError, ModelError
+from kafila.errors import DeviceError
 from kafila.head import Head
 from kafila.ring.frames import (
     Activation,
@@ -24,38 +24,10 @@ from kafila.ring.frames import (
 from kafila.serve import BatchDone, Broken, Lately, Place, Said, Send, Stage
 from kafila.shard.worker import Failed, Forwarded
 from kafila.types import FinishReason, NodeId, Sampling, Segment
-from tests.standin import STOP_ID, StandInShard, solo_tokens
+from tests.standin import WORDS, Letters, StandInShard, solo_tokens
 
 CONTEXT = 40
 SLOTS = 3
-WORDS = ["stop", "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"]
-
-
-class Letters:
-    """A language whose tokens are the words of the message and whose text is one letter a token."""
-
-    stop_ids = frozenset({STOP_ID})
-
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        if not messages:
-            raise ModelError("nothing was asked")
-        return [WORDS.index(word) for _, content in messages for word in content.split()]
-
-    def stream(self, stop: Sequence[str]) -> LetterStream:
-        return LetterStream(set(stop))
-
-
-class LetterStream:
-    def __init__(self, stop: set[str]) -> None:
-        self._stop = stop
-        self.stopped = False
-
-    def feed(self, token: int) -> str:
-        self.stopped |= WORDS[token] in self._stop
-        return "" if self.stopped else WORDS[token]
-
-    def finish(self) -> str:
-        return ""
 
 
 def node(n: int) -> NodeId:
@@ -131,7 +103,7 @@ def ask(n: int, asker: int, words: str, **options: object) -> Ask:
 
 def solo(words: str, members: int, sampling: Sampling, max_tokens: int) -> str:
     prompt = [WORDS.index(word) for word in words.split()]
-    return "".join(WORDS[t] for t in solo_tokens(prompt, members, sampling, max_tokens, CONTEXT))
+    return "".join(WORDS[t] for t in solo_tokens(prompt, range(members), sampling, max_tokens, CONTEXT))
 
 
 questions = st.tuples(
