@@ -81,12 +81,12 @@ class Endpoint:
                         self.unknown_datagrams += 1
                     else:
                         self._machine.receive(data, source, now)
-                self._settle(now)
+                self._settle()
 
     def poke(self) -> None:
         """Send what was queued into the machine, now. Call it from any task of the same run."""
         if not self._settling:
-            self._settle(trio.current_time())
+            self._settle()
 
     async def _keep_time(self) -> None:
         while True:
@@ -98,14 +98,17 @@ class Endpoint:
             due = self._machine.next_timer()
             if due is not None and due <= now:
                 self._machine.handle_timer(now)
-                self._settle(now)
+                self._settle()
 
-    def _settle(self, now: float) -> None:
-        """Let the owner drain events and the machine speak, until neither has more to say; then look at the clock."""
+    def _settle(self) -> None:
+        """Let the owner drain events and the machine speak, until neither has more to say; then look at the clock.
+
+        The time is read anew each time: what the owner did meanwhile must not lie in the machine's future.
+        """
         self._settling = True
         try:
             self._on_progress()
-            while transmits := self._machine.datagrams_to_send(now):
+            while transmits := self._machine.datagrams_to_send(trio.current_time()):
                 self._socket.send_batch(transmits)
                 self._on_progress()
         finally:
@@ -113,4 +116,4 @@ class Endpoint:
         # The alarm is only ever moved forward: one that rings too early looks again, and that is rarer than datagrams.
         due = self._machine.next_timer()
         if due is not None and due < self._alarm.deadline:
-            self._alarm.deadline = max(due, now + MIN_TIMER_S)
+            self._alarm.deadline = max(due, trio.current_time() + MIN_TIMER_S)

@@ -154,6 +154,7 @@ class UdpSocket:
             cuts = range(0, size, step)
             batch.extend((bytes(self._buffer[cut : min(cut + step, size)]), sender) for cut in cuts)
             self.counters.received += len(cuts)
+            return False  # a batch already: asking once more to be told that there is no more costs as much again
         return True
 
     def _transmit(self, run: list[bytes], to: Address) -> None:

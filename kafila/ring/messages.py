@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 from kafila.errors import ProtocolError
 
@@ -27,20 +26,22 @@ class MessageReader:
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._buffer = bytearray()
         self._limit = max_message_bytes
+        self._awaited = _LENGTH.size  # bytes without which nothing more can be said
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """The messages that ``data`` completes, in order. Raises ProtocolError at a length over the limit, as soon as
         the length is read, so an oversized message is never gathered."""
         buffer = self._buffer
         buffer += data
-        while len(buffer) >= _LENGTH.size:
+        messages: list[bytes] = []
+        while len(buffer) >= self._awaited:
             (length,) = _LENGTH.unpack_from(buffer)
             if length > self._limit:
                 raise ProtocolError(f"the peer announced a message of {length} bytes, over {self._limit}")
-            stop = _LENGTH.size + length
-            if len(buffer) < stop:
-                return
-            with memoryview(buffer) as view:
-                message = bytes(view[_LENGTH.size : stop])
-            del buffer[:stop]
-            yield message
+            self._awaited = stop = _LENGTH.size + length
+            if len(buffer) >= stop:
+                with memoryview(buffer) as view:
+                    messages.append(bytes(view[_LENGTH.size : stop]))
+                del buffer[:stop]
+                self._awaited = _LENGTH.size
+        return messages

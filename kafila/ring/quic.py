@@ -112,7 +112,7 @@ class QuicConnection:
         self._incoming = {(first ^ 1) + 4 * stream: (stream, MessageReader(max_message_bytes)) for stream in Stream}
         self._accepted = accepted
         if configuration.is_client:
-            self._core = FastConnection(configuration)
+            self._core = FastConnection(configuration, self._deliver)
             self._core.connect(PEER, now)
 
     @classmethod
@@ -192,7 +192,7 @@ class QuicConnection:
                 self._core.take(datagram, now)
             else:
                 self._begin(datagram, now)
-        self._collect()
+            self._collect()
 
     def handle_timer(self, now: float) -> None:
         """Call at or after :meth:`next_timer`."""
@@ -260,18 +260,20 @@ class QuicConnection:
         """A server's first datagram: only a valid Initial makes a connection, so no stray one spoils it."""
         header = packet_header(datagram)
         if header is not None and header.packet_type is QuicPacketType.INITIAL:
-            core = FastConnection(self._configuration, self._accepted or Accept(header.destination_cid, b""))
+            core = FastConnection(
+                self._configuration, self._deliver, self._accepted or Accept(header.destination_cid, b"")
+            )
             core.take(datagram, now)
             self._core = None if core.untouched else core
 
     def _collect(self) -> None:
         """Turn the library's events into ours."""
         core = self._core
-        if core is None:
+        if core is None or not core.has_news:
             return
         while not self._closed and (event := core.next_event()) is not None:
             if isinstance(event, events.StreamDataReceived):
-                self._take(event)
+                self._deliver(event.stream_id, event.data, ended=event.end_stream)
             elif isinstance(event, events.HandshakeCompleted):
                 self._authenticate(core)
             elif isinstance(event, events.StreamReset | events.StopSendingReceived):
@@ -290,19 +292,24 @@ class QuicConnection:
         else:
             self._established = True
             self._events.append(Established(fingerprint))
+            for stream_id in self._outgoing.values():
+                # The library takes a lower stream opened after a higher one for finished: open both, in order.
+                core.send_stream_data(stream_id, b"")
             for stream, framed in self._held:
                 core.send_stream_data(self._outgoing[stream], framed)
             self._held.clear()
             self._held_bytes = 0
 
-    def _take(self, event: events.StreamDataReceived) -> None:
-        incoming = self._incoming.get(event.stream_id)
-        if incoming is None or event.end_stream:
+    def _deliver(self, stream_id: int, data: bytes, *, ended: bool = False) -> None:
+        """The next bytes of one of the peer's streams."""
+        incoming = self._incoming.get(stream_id)
+        if incoming is None or ended:
             self._close_core("the peer opened or ended a stream it may not")
             return
         stream, reader = incoming
         try:
-            self._events.extend(Message(stream, message) for message in reader.feed(event.data))
+            for message in reader.feed(data):
+                self._events.append(Message(stream, message))
         except ProtocolError as error:
             self._close_core(str(error))
 

@@ -127,14 +127,18 @@ class BurstPacer:
         self._rate = _PACING_GAIN * congestion_window / max(smoothed_rtt, 1e-6)
         self._capacity = max(INITIAL_WINDOW_PACKETS * self._datagram_bytes, self._rate * BURST_S)
 
-    def next_send_time(self, now: float) -> float | None:
-        """``None`` to send now, or the time when half a burst may leave."""
+    def allowance(self, now: float) -> int:
+        """How many bytes may leave now."""
         if not self._rate:
-            return None
+            return MAXIMUM_WINDOW_BYTES
         if now > self._filled_at:
             self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._rate)
             self._filled_at = now
-        if self._tokens >= self._datagram_bytes:
+        return int(self._tokens)
+
+    def next_send_time(self, now: float) -> float | None:
+        """``None`` to send now, or the time when half a burst may leave."""
+        if self.allowance(now) >= self._datagram_bytes:
             return None
         return now + (self._capacity / 2 - self._tokens) / self._rate
 

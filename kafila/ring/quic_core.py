@@ -25,7 +25,7 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from kafila.ring.quic_congestion import ALGORITHM, BurstPacer, LinkCongestion
+from kafila.ring.quic_congestion import ALGORITHM, INITIAL_WINDOW_PACKETS, BurstPacer, LinkCongestion
 from kafila.ring.quic_retry import Accept
 
 PEER = ("peer", 0)
@@ -40,9 +40,8 @@ ACK_DELAY_S = 0.010
 """How long the acknowledgement of a lone frame waits for company; aioquic tells peers 25 ms (``max_ack_delay``), so
 their timers allow for it. aioquic's own 1 ms would answer every frame with a packet."""
 
-ACK_EVERY_PACKETS = 8
-"""Answered at once: less than the smallest window that a sender without losses has (ten packets), so a sender never
-stands still for the delay."""
+ACK_EVERY_PACKETS = INITIAL_WINDOW_PACKETS
+"""Answered at once: a sender without losses has a window of at least these, so it never stands still for the delay."""
 
 KEY_UPDATE_PACKETS = 2**22
 """Packets under one key: half of what AES-GCM bears (RFC 9001 section 6.6). The library never changes keys itself."""
@@ -119,6 +118,11 @@ class CoreConnection(AioquicConnection):
         """A server that no valid packet has reached."""
         return self._state is QuicConnectionState.FIRSTFLIGHT
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are events to collect, or an end to notice."""
+        return bool(self._events) or self._close_event is not None
+
     def take(self, datagram: bytes, now: float) -> None:
         """One datagram came."""
         self.receive_datagram(datagram, PEER, now)
@@ -127,16 +131,11 @@ class CoreConnection(AioquicConnection):
 
     def flush(self, now: float) -> list[bytes]:
         """The datagrams that should leave now."""
-        self._hasten_acknowledgement(now)
         self._look_after()
-        datagrams = self._build(now)
-        if self._space.ack_at is None:
-            self._answered_packet = self._space.largest_received_packet
-            self._answered_ranges = len(self._space.ack_queue)
+        self._hasten_acknowledgement(now, any(not stream.sender.buffer_is_empty for stream in self._streams_queue))
+        datagrams = [datagram for datagram, _ in self.datagrams_to_send(now)]
+        self._note_acknowledgement()
         return datagrams
-
-    def _build(self, now: float) -> list[bytes]:
-        return [datagram for datagram, _ in self.datagrams_to_send(now)]
 
     def reset_path(self, now: float, max_datagram_bytes: int) -> None:
         """Datagrams go another way: forget the old way's round trip and window, and use the new one's datagram size."""
@@ -156,7 +155,8 @@ class CoreConnection(AioquicConnection):
         self._set_pacer(self._max_datagram_size)
 
     def _set_pacer(self, max_datagram_bytes: int) -> None:
-        self._loss._pacer = BurstPacer(max_datagram_bytes)  # type: ignore[assignment]  # it has all that is called
+        self._pacer = BurstPacer(max_datagram_bytes)
+        self._loss._pacer = self._pacer  # type: ignore[assignment]  # it has all that is called
 
     def _settle_path(self, first_packet: int) -> None:
         """Until a packet sent the new way is acknowledged, every round trip measured is the old way's."""
@@ -165,15 +165,21 @@ class CoreConnection(AioquicConnection):
         else:
             self._forget_round_trip()
 
-    def _hasten_acknowledgement(self, now: float) -> None:
+    def _hasten_acknowledgement(self, now: float, data_leaves: bool) -> None:
         """Acknowledge now: many packets, a gap that opened or closed, or along with data that leaves anyway."""
         space = self._space
         if space.ack_at is not None and (
-            space.largest_received_packet - self._answered_packet >= ACK_EVERY_PACKETS
+            data_leaves
+            or space.largest_received_packet - self._answered_packet >= ACK_EVERY_PACKETS
             or len(space.ack_queue) != self._answered_ranges
-            or any(not stream.sender.buffer_is_empty for stream in self._streams_queue)
         ):
             space.ack_at = min(space.ack_at, now)
+
+    def _note_acknowledgement(self) -> None:
+        space = self._space
+        if space.ack_at is None:
+            self._answered_packet = space.largest_received_packet
+            self._answered_ranges = len(space.ack_queue)
 
     def _look_after(self) -> None:
         """What the library leaves undone in a connection that lives long."""

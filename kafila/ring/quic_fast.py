@@ -11,6 +11,10 @@ Wire format: RFC 9000 sections 17.3.1 (short header), 19.3 (ACK), 19.8 (STREAM);
 
 from __future__ import annotations
 
+import math
+import struct
+from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from aioquic._crypto import AEAD, CryptoError, HeaderProtection
@@ -18,17 +22,18 @@ from aioquic.buffer import (  # type: ignore[attr-defined]  # Buffer's home; re-
     Buffer,
     encode_uint_var,
 )
+from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import NetworkAddress, QuicConnectionState
 from aioquic.quic.crypto import CryptoContext
 from aioquic.quic.packet import QuicPacketType, QuicStreamFrame, decode_packet_number, pull_ack_frame
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import MAX_ACK_RANGES
-from aioquic.quic.stream import QuicStream
+from aioquic.quic.stream import QuicStream, QuicStreamSender
 from aioquic.tls import Epoch
 
 from kafila.ring.quic_core import CoreConnection
-from kafila.ring.quic_retry import CONNECTION_ID_BYTES
+from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept
 
 _LONG_HEADER = 0x80
 _SHORT_HEADER = 0x40  # the fixed bit
@@ -43,11 +48,26 @@ _SAMPLE_STOP = _SAMPLE_AT + 16
 _SEALED_SAMPLE = slice(_SAMPLE_AT - _HEADER_BYTES, _SAMPLE_STOP - _HEADER_BYTES)
 
 _ACK = 0x02
-_STREAM = 0x08
-_STREAM_END = 0x10
-_FIN = 0x01
-_LENGTH = 0x02
-_OFFSET = 0x04
+_ACK_KIND = bytes((_ACK,))
+
+# The one shape of a STREAM frame that is written and read here: with offset and length, without FIN, and its integers
+# as long as they can be (RFC 9000 section 16 allows that), so that one call packs or unpacks it all. Kind, stream id
+# (under 64: one byte), offset (eight bytes, top bits 11), length (two bytes, top bits 01).
+_STREAM_HEADER = struct.Struct(">BBQH")
+_STREAM = 0x08 | 0x04 | 0x02
+_EIGHT_BYTES = 0b11 << 62
+_TWO_BYTES = 0b01 << 14
+_SIZE_MASK = _TWO_BYTES - 1
+_ROOM_LOST_BYTES = _HEADER_BYTES + _TAG_BYTES + _STREAM_HEADER.size
+
+
+class _Piece(NamedTuple):
+    """Bytes of a stream on their way out."""
+
+    sender: QuicStreamSender
+    stream_id: int
+    offset: int
+    data: memoryview
 
 
 class _Plain(NamedTuple):
@@ -61,6 +81,16 @@ class _Plain(NamedTuple):
 
 class FastConnection(CoreConnection):
     """A connection whose ordinary packets are cheap."""
+
+    def __init__(
+        self, configuration: QuicConfiguration, deliver: Callable[[int, bytes], None], accepted: Accept | None = None
+    ) -> None:
+        """``deliver`` takes a stream's number and its next bytes, of packets read here; the library's own events carry
+        the others', so collect those after every :meth:`take`."""
+        super().__init__(configuration, accepted)
+        self._deliver = deliver
+        self._may_have_chores = True
+        self._heard_at = -math.inf
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
@@ -77,18 +107,52 @@ class FastConnection(CoreConnection):
             if packet is not None:
                 self._take_plain(packet, now)
                 return
+        self._may_have_chores = True
         super().receive_datagram(data, addr, now)
 
-    def _build(self, now: float) -> list[bytes]:
-        return self._send_plain(now) if self._is_settled() and not self._has_chores(now) else super()._build(now)
+    def handle_timer(self, now: float) -> None:
+        """As the library's."""
+        self._may_have_chores = True
+        super().handle_timer(now)
+
+    def send_ping(self, uid: int) -> None:
+        """As the library's."""
+        self._may_have_chores = True
+        super().send_ping(uid)
+
+    def request_key_update(self) -> None:
+        """As the library's."""
+        self._may_have_chores = True
+        super().request_key_update()
+
+    def flush(self, now: float) -> list[bytes]:
+        """The datagrams that should leave now."""
+        if not self._is_settled():
+            return super().flush(now)
+        self._look_after()
+        if self._may_have_chores:
+            self._may_have_chores = self._has_chores()
+        if self._may_have_chores:
+            return super().flush(now)
+        sources = [stream for stream in self._streams_queue if not stream.sender.buffer_is_empty]
+        self._hasten_acknowledgement(now, bool(sources))
+        space = self._space
+        acknowledge = space.ack_at is not None and space.ack_at <= now
+        if acknowledge and len(space.ack_queue) > 1:
+            return super().flush(now)
+        if not (acknowledge or sources):
+            return []
+        datagrams = self._send_plain(sources, acknowledge, now)
+        self._note_acknowledgement()
+        return datagrams
 
     def _is_settled(self) -> bool:
         """Whether there is nothing left of the handshake, and no end in sight."""
         return self._handshake_confirmed and self._state is QuicConnectionState.CONNECTED and not self._close_pending
 
-    def _has_chores(self, now: float) -> bool:
-        """Whether anything waits to be said but stream data and an acknowledgement without gaps."""
-        space, path = self._space, self._network_paths[0]
+    def _has_chores(self) -> bool:
+        """Whether anything waits to be said but stream data and acknowledgements."""
+        path = self._network_paths[0]
         return bool(
             self._probe_pending
             or self._ping_pending
@@ -101,7 +165,6 @@ class FastConnection(CoreConnection):
             or not path.is_validated
             or len(self._network_paths) > 1
             or not self._crypto_stream.sender.buffer_is_empty
-            or (space.ack_at is not None and space.ack_at <= now and len(space.ack_queue) > 1)
             or any(not connection_id.was_sent for connection_id in self._host_cids)
             or any(self._stream_has_chores(stream) for stream in self._streams_queue)
         )
@@ -117,86 +180,82 @@ class FastConnection(CoreConnection):
 
     # Sending
 
-    def _send_plain(self, now: float) -> list[bytes]:
-        """As many datagrams as the window and the pacer let go, full ones but the last. Control goes before bulk."""
-        space, congestion, pacer = self._space, self._loss._cc, self._loss._pacer
-        sources = [stream for stream in self._streams_queue if not stream.sender.buffer_is_empty]
-        sources.sort(key=_stream_number)
-        acknowledge = space.ack_at is not None and space.ack_at <= now
-        datagrams: list[bytes] = []
-        self._pacing_at = None
-        while sources or acknowledge:
-            packet, payload = _new_packet(self._packet_number, now), bytearray()
-            if acknowledge:  # never held back
-                self._write_ack(packet, payload, now)
+    def _send_plain(self, sources: list[QuicStream], acknowledge: bool, now: float) -> list[bytes]:
+        """As many datagrams as the window and the pacer let go, full ones but the last."""
+        pieces = self._cut(sources, now)
+        seal, datagrams = self._sealer(), list[bytes]()
+        while pieces or acknowledge:
+            packet, frames = _new_packet(self._packet_number, now), list[bytes | memoryview]()
+            room = self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES
+            if acknowledge:
+                room -= self._write_ack(packet, frames, now)
                 acknowledge = False
-            else:
-                self._pacing_at = pacer.next_send_time(now)
-                if self._pacing_at is not None:
-                    break
-            if congestion.congestion_window - congestion.bytes_in_flight >= self._max_datagram_size:
-                self._write_streams(packet, payload, sources)
-            if not payload:
-                break
-            datagrams.append(self._seal(packet, payload))
+            while pieces and room > _STREAM_HEADER.size:
+                room -= _write_stream(packet, frames, pieces, room)
+            datagram = seal(packet.packet_number, b"".join(frames))
+            datagrams.append(datagram)
+            packet.sent_bytes = len(datagram)
             self._register(packet, now)
-            pacer.update_after_send(now)
         return datagrams
 
-    def _write_ack(self, packet: QuicSentPacket, payload: bytearray, now: float) -> None:
+    def _cut(self, sources: list[QuicStream], now: float) -> deque[_Piece]:
+        """The stream bytes that may leave now, control before bulk. An acknowledgement that goes along may push the
+        last of them into one datagram more than the window has room for."""
+        congestion = self._loss._cc
+        window = congestion.congestion_window - congestion.bytes_in_flight
+        packets = min(window, self._pacer.allowance(now)) // self._max_datagram_size
+        room = packets * (self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES - _STREAM_HEADER.size)
+        pieces: deque[_Piece] = deque()
+        for stream in sorted(sources, key=_stream_number):
+            sender = stream.sender
+            while room > 0:
+                highest = sender.highest_offset
+                unused = self._remote_max_data - self._remote_max_data_used
+                frame = sender.get_frame(room, min(highest + unused, stream.max_stream_data_remote))
+                if frame is None:  # nothing more, or nothing more that the peer has room for
+                    break
+                self._remote_max_data_used += sender.highest_offset - highest
+                pieces.append(_Piece(sender, _stream_number(stream), frame.offset, memoryview(frame.data)))
+                room -= len(frame.data)
+        held_back = room <= 0 and window >= self._max_datagram_size
+        self._pacing_at = self._pacer.next_send_time(now) if held_back else None
+        return pieces
+
+    def _write_ack(self, packet: QuicSentPacket, frames: list[bytes | memoryview], now: float) -> int:
         space = self._space
         numbers = space.ack_queue[0]
         delay_us = int((now - (space.largest_received_time or now)) * 1_000_000)
-        payload.append(_ACK)
-        payload += encode_uint_var(numbers.stop - 1)
-        payload += encode_uint_var(delay_us >> self._local_ack_delay_exponent)
-        payload.append(0)  # no further ranges
-        payload += encode_uint_var(numbers.stop - 1 - numbers.start)
+        frame = b"".join(
+            (
+                _ACK_KIND,
+                encode_uint_var(numbers.stop - 1),
+                encode_uint_var(delay_us >> self._local_ack_delay_exponent),
+                b"\0",  # no further ranges
+                encode_uint_var(numbers.stop - 1 - numbers.start),
+            )
+        )
+        frames.append(frame)
         packet.delivery_handlers.append((self._on_ack_delivery, (space, space.largest_received_packet)))
         space.ack_at = None
+        return len(frame)
 
-    def _write_streams(self, packet: QuicSentPacket, payload: bytearray, sources: list[QuicStream]) -> None:
-        """Fill the packet, and take out of ``sources`` those with nothing more that may be sent."""
-        capacity = self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES
-        while sources:
-            stream = sources[0]
-            sender = stream.sender
-            offset, highest = sender.next_offset, sender.highest_offset
-            start = bytes((_STREAM | _LENGTH | (_OFFSET if offset else 0), _stream_number(stream)))
-            if offset:
-                start += encode_uint_var(offset)
-            room = capacity - len(payload) - len(start) - 2
-            if room <= 0:
-                return
-            allowed = min(highest + self._remote_max_data - self._remote_max_data_used, stream.max_stream_data_remote)
-            frame = sender.get_frame(room, allowed)
-            if frame is None:
-                del sources[0]
-                continue
-            length = len(frame.data)
-            payload += start
-            payload += (0x4000 | length).to_bytes(2, "big")
-            payload += frame.data
-            packet.in_flight = packet.is_ack_eliciting = True
-            packet.delivery_handlers.append((sender.on_data_delivery, (offset, offset + length, False)))
-            self._remote_max_data_used += sender.highest_offset - highest
-            if not len(sender._pending):
-                sender.buffer_is_empty = True
-                del sources[0]
-
-    def _seal(self, packet: QuicSentPacket, payload: bytearray) -> bytes:
-        number, keys = packet.packet_number, self._keys
-        aead, hp = _protection(keys.send)
-        first = _SHORT_HEADER | keys.key_phase << _KEY_PHASE_SHIFT | (_NUMBER_BYTES - 1)
-        shown_number = number & 0xFFFF
+    def _sealer(self) -> Callable[[int, bytes], bytes]:
+        """Makes datagrams of packet numbers and payloads (RFC 9001 sections 5.3 and 5.4), under the present keys."""
+        aead, hp = _protection(self._keys.send)
+        first = _SHORT_HEADER | self._keys.key_phase << _KEY_PHASE_SHIFT | (_NUMBER_BYTES - 1)
         cid = self._peer_cid.cid
-        header = bytes((first,)) + cid + shown_number.to_bytes(_NUMBER_BYTES, "big")
-        sealed = aead.encrypt(bytes(payload), header, number)
-        mask = hp._mask(sealed[_SEALED_SAMPLE])
-        shown_number ^= mask[1] << 8 | mask[2]
-        datagram = bytes((first ^ mask[0] & 0x1F,)) + cid + shown_number.to_bytes(_NUMBER_BYTES, "big") + sealed
-        packet.sent_bytes = len(datagram)
-        return datagram
+        start = bytes((first,)) + cid
+
+        def seal(number: int, payload: bytes) -> bytes:
+            shown_number = number & 0xFFFF
+            sealed = aead.encrypt(payload, start + shown_number.to_bytes(_NUMBER_BYTES, "big"), number)
+            mask = hp._mask(sealed[_SEALED_SAMPLE])
+            shown_number ^= mask[1] << 8 | mask[2]
+            return b"".join(
+                (bytes((first ^ mask[0] & 0x1F,)), cid, shown_number.to_bytes(_NUMBER_BYTES, "big"), sealed)
+            )
+
+        return seal
 
     def _register(self, packet: QuicSentPacket, now: float) -> None:
         """The library's bookkeeping for a packet that leaves."""
@@ -205,6 +264,7 @@ class FastConnection(CoreConnection):
         if packet.is_ack_eliciting and not self._ack_eliciting_sent_since_receipt:
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = True
+        self._pacer.update_after_send(now)
 
     # Receiving
 
@@ -231,24 +291,26 @@ class FastConnection(CoreConnection):
         acknowledged, ack_delay, at = None, 0, 0
         frames: list[tuple[QuicStream, QuicStreamFrame]] = []
         try:
-            buffer = Buffer(data=payload)
-            while not buffer.eof():
-                kind = buffer.pull_uint8()
-                if kind == _ACK and not at:
-                    acknowledged, ack_delay = pull_ack_frame(buffer)
-                elif _STREAM <= kind < _STREAM_END and not kind & _FIN:
-                    stream = self._streams.get(buffer.pull_uint_var())
-                    offset = buffer.pull_uint_var() if kind & _OFFSET else 0
-                    length = buffer.pull_uint_var() if kind & _LENGTH else len(payload) - buffer.tell()
-                    if stream is None or offset + length > stream.max_stream_data_local:  # 0 for a stream of ours
-                        return None
-                    frames.append((stream, QuicStreamFrame(data=buffer.pull_bytes(length), offset=offset)))
-                else:
-                    return None
+            if payload[0] == _ACK:
+                buffer = Buffer(data=payload)
+                buffer.seek(1)
+                acknowledged, ack_delay = pull_ack_frame(buffer)
                 at = buffer.tell()
-        except ValueError:  # aioquic's word for any malformed frame; its buffer errors derive from it
+            while at < len(payload):
+                kind, stream_id, offset, size = _STREAM_HEADER.unpack_from(payload, at)
+                stream = self._streams.get(stream_id)
+                if kind != _STREAM or offset < _EIGHT_BYTES or size & ~_SIZE_MASK != _TWO_BYTES or stream is None:
+                    return None
+                offset, size = offset ^ _EIGHT_BYTES, size & _SIZE_MASK
+                at += _STREAM_HEADER.size
+                data = payload[at : at + size]
+                if len(data) != size or offset + size > stream.max_stream_data_local:  # 0 for a stream of ours
+                    return None
+                frames.append((stream, QuicStreamFrame(data=data, offset=offset)))
+                at += size
+        except (IndexError, ValueError, struct.error):  # nothing at all, a damaged ACK, or another frame's end
             return None
-        return _Plain(number, acknowledged, ack_delay, frames) if at else None
+        return _Plain(number, acknowledged, ack_delay, frames)
 
     def _take_plain(self, packet: _Plain, now: float) -> None:
         """What the library does with such a packet."""
@@ -259,13 +321,22 @@ class FastConnection(CoreConnection):
         if packet.acknowledged is not None:
             delay_s = (packet.ack_delay << self._remote_ack_delay_exponent) / 1_000_000
             self._loss.on_ack_received(ack_rangeset=packet.acknowledged, ack_delay=delay_s, now=now, space=space)
+            self._may_have_chores = True  # what was lost may have been other than data
         for stream, frame in packet.frames:
-            highest = stream.receiver.highest_offset
-            event = stream.receiver.handle_frame(frame)
-            self._local_max_data.used += stream.receiver.highest_offset - highest
+            receiver = stream.receiver
+            highest = receiver.highest_offset
+            event = receiver.handle_frame(frame)
+            self._local_max_data.used += receiver.highest_offset - highest
             if event is not None:
-                self._events.append(event)
-        self._close_at = now + self._idle_timeout()
+                self._deliver(_stream_number(stream), event.data)
+                self._may_have_chores = self._may_have_chores or self._window_is_due(stream)
+        self._note_received(number, now, asks_for_answer=bool(packet.frames))
+
+    def _note_received(self, number: int, now: float, *, asks_for_answer: bool) -> None:
+        space = self._space
+        if now != self._heard_at:  # once a batch
+            self._heard_at = now
+            self._close_at = now + self._idle_timeout()
         self._ack_eliciting_sent_since_receipt = False
         if number > space.largest_received_packet:
             space.largest_received_packet, space.largest_received_time = number, now
@@ -273,8 +344,23 @@ class FastConnection(CoreConnection):
         space.received_packets.add(number)
         if len(space.ack_queue) > MAX_ACK_RANGES:
             space.ack_queue.shift()
-        if packet.frames and space.ack_at is None:
+        if asks_for_answer and space.ack_at is None:
             space.ack_at = now + self._ack_delay
+
+
+def _write_stream(packet: QuicSentPacket, frames: list[bytes | memoryview], pieces: deque[_Piece], room: int) -> int:
+    """What fits of the first piece; how much room that takes."""
+    sender, stream_id, offset, data = pieces.popleft()
+    size = room - _STREAM_HEADER.size
+    if size < len(data):
+        pieces.appendleft(_Piece(sender, stream_id, offset + size, data[size:]))
+        data = data[:size]
+    size = len(data)
+    frames.append(_STREAM_HEADER.pack(_STREAM, stream_id, _EIGHT_BYTES | offset, _TWO_BYTES | size))
+    frames.append(data)
+    packet.in_flight = packet.is_ack_eliciting = True
+    packet.delivery_handlers.append((sender.on_data_delivery, (offset, offset + size, False)))
+    return _STREAM_HEADER.size + size
 
 
 def _protection(keys: CryptoContext) -> tuple[AEAD, HeaderProtection]:
