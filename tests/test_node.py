@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from kafila.errors import (
     DeviceError,
@@ -29,7 +30,6 @@ from sims.net import Machine
 from sims.topology import VirtualNetwork
 from tests.party import Guest, Party, answer_of, solo
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 QUESTION = "a b c d"
 LONG = "e f"
 
@@ -76,14 +76,14 @@ def firsts(guests: list[Guest]) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-async def test_every_member_asks_and_gets_its_answer(count: int) -> None:
+async def test_every_member_asks_and_gets_its_answer(count: int, autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(count)
         for guest in guests:
             assert await answer_of(guest, QUESTION) == solo(QUESTION, firsts(guests))
 
 
-async def test_questions_at_once_from_everybody_stay_apart() -> None:
+async def test_questions_at_once_from_everybody_stay_apart(autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(3)
         words = [f"{a} {b}" for a in "abcd" for b in "efg"]
@@ -99,7 +99,7 @@ async def test_questions_at_once_from_everybody_stay_apart() -> None:
         assert all(answer == solo(question, firsts(guests)) for (_, question), answer in answers.items())
 
 
-async def test_links_go_direct_where_nats_allow_and_it_is_told() -> None:
+async def test_links_go_direct_where_nats_allow_and_it_is_told(autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(3)
         await trio.sleep(3)
@@ -109,7 +109,7 @@ async def test_links_go_direct_where_nats_allow_and_it_is_told() -> None:
         assert any("direct" in line for line in guests[1].screen.lines)
 
 
-async def test_leaving_an_answer_early_cancels_it() -> None:
+async def test_leaving_an_answer_early_cancels_it(autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(2)
         node = guests[1].node
@@ -120,7 +120,7 @@ async def test_leaving_an_answer_early_cancels_it() -> None:
         assert await answer_of(guests[0], QUESTION) == solo(QUESTION, firsts(guests))
 
 
-async def test_a_host_that_leaves_ends_the_session_for_all_without_fault() -> None:
+async def test_a_host_that_leaves_ends_the_session_for_all_without_fault(autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(3)
         guests[0].leaving.set()
@@ -131,7 +131,7 @@ async def test_a_host_that_leaves_ends_the_session_for_all_without_fault() -> No
         assert any("m0 ended the session" in line for line in guests[1].screen.lines)
 
 
-async def test_a_member_that_leaves_is_named_to_the_others() -> None:
+async def test_a_member_that_leaves_is_named_to_the_others(autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(4)
         guests[2].leaving.set()
@@ -143,7 +143,9 @@ async def test_a_member_that_leaves_is_named_to_the_others() -> None:
             assert "m2 left" in str(guest.error)
 
 
-async def test_a_member_that_dies_mid_answer_is_named_and_the_asker_keeps_what_it_has() -> None:
+async def test_a_member_that_dies_mid_answer_is_named_and_the_asker_keeps_its_text(
+    autojump_clock: MockClock,
+) -> None:
     async with world() as w:
         guests = await w.form(3)
         parts: list[str] = []
@@ -171,7 +173,7 @@ async def test_a_member_that_dies_mid_answer_is_named_and_the_asker_keeps_what_i
         assert all("m2" in str(guest.error) for guest in guests[:2])
 
 
-async def test_one_member_too_many_is_told_so() -> None:
+async def test_one_member_too_many_is_told_so(autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(2)
         late = w.member("late")
@@ -181,7 +183,7 @@ async def test_one_member_too_many_is_told_so() -> None:
         assert isinstance(late.error, SessionFull | SessionError)
 
 
-async def test_a_wrong_secret_and_an_unknown_session_are_told_apart() -> None:
+async def test_a_wrong_secret_and_an_unknown_session_are_told_apart(autojump_clock: MockClock) -> None:
     async with world() as w:
         host = w.member("host")
         code = await w.party.host(host, 2, rendezvous=w.where)
@@ -196,7 +198,7 @@ async def test_a_wrong_secret_and_an_unknown_session_are_told_apart() -> None:
         assert isinstance(lost.error, UnknownSession)
 
 
-async def test_a_rendezvous_that_is_not_there_is_told_within_seconds() -> None:
+async def test_a_rendezvous_that_is_not_there_is_told_within_seconds(autojump_clock: MockClock) -> None:
     async with world() as w:
         guest = w.member("alone")
         began = trio.current_time()
@@ -206,7 +208,7 @@ async def test_a_rendezvous_that_is_not_there_is_told_within_seconds() -> None:
 
 
 @pytest.mark.parametrize("where", ["offer", "measure", "worker"])
-async def test_a_host_whose_device_fails_says_why(where: str) -> None:
+async def test_a_host_whose_device_fails_says_why(where: str, autojump_clock: MockClock) -> None:
     async with world() as w:
         error = ModelNotFound("there is no folder /nowhere") if where == "offer" else DeviceError("no such device")
         guest = w.member("host", faults={where: error})
@@ -217,7 +219,7 @@ async def test_a_host_whose_device_fails_says_why(where: str) -> None:
         assert guest.error is error
 
 
-async def test_a_member_without_the_model_leaves_its_place_to_another() -> None:
+async def test_a_member_without_the_model_leaves_its_place_to_another(autojump_clock: MockClock) -> None:
     async with world() as w:
         host, bad, good = (
             w.member("host"),
@@ -235,7 +237,7 @@ async def test_a_member_without_the_model_leaves_its_place_to_another() -> None:
         assert any("bad cannot take part: no folder" in line for line in host.screen.lines)
 
 
-async def test_a_model_that_does_not_fit_is_declined_to_everybody_in_words() -> None:
+async def test_a_model_that_does_not_fit_is_declined_to_everybody_in_words(autojump_clock: MockClock) -> None:
     async with world() as w:
         host, small = w.member("host", memory_bytes=2000), w.member("small", memory_bytes=2000)
         code = await w.party.host(host, 2, rendezvous=w.where)
@@ -247,7 +249,7 @@ async def test_a_model_that_does_not_fit_is_declined_to_everybody_in_words() -> 
         assert str(host.error) in str(small.error)
 
 
-async def test_a_host_may_start_with_whoever_is_there() -> None:
+async def test_a_host_may_start_with_whoever_is_there(autojump_clock: MockClock) -> None:
     async with world() as w:
         host = w.member("host")
         host.start_at_once = True
@@ -257,7 +259,7 @@ async def test_a_host_may_start_with_whoever_is_there() -> None:
         assert await answer_of(host, QUESTION) == solo(QUESTION, [0])
 
 
-async def test_a_host_without_a_rendezvous_runs_one_and_its_code_says_where() -> None:
+async def test_a_host_without_a_rendezvous_runs_one_and_its_code_says_where(autojump_clock: MockClock) -> None:
     async with world() as w:
         home = w.net.nat("shared home")
         host, friend = (w.party.member(name, home.machine(name)) for name in ("host", "friend"))
@@ -269,7 +271,7 @@ async def test_a_host_without_a_rendezvous_runs_one_and_its_code_says_where() ->
         assert await answer_of(friend, QUESTION) == solo(QUESTION, firsts([host]))
 
 
-async def test_the_rendezvous_may_go_while_direct_links_serve() -> None:
+async def test_the_rendezvous_may_go_while_direct_links_serve(autojump_clock: MockClock) -> None:
     net = VirtualNetwork(seed=2)
     server = net.machine("rendezvous")
     async with net.running(), trio.open_nursery() as nursery:
@@ -284,7 +286,7 @@ async def test_the_rendezvous_may_go_while_direct_links_serve() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_the_trace_tells_of_the_plan_the_paths_and_every_batch() -> None:
+async def test_the_trace_tells_of_the_plan_the_paths_and_every_batch(autojump_clock: MockClock) -> None:
     async with world() as w:
         guests = await w.form(3)
         await answer_of(guests[1], QUESTION)
