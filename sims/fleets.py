@@ -32,6 +32,7 @@ Speeds are left out where a machine could not be measured. The paper's three fle
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ from sims.reading import DATA, Section, load_table
 PAPER_FLEETS = ("lan", "us-central", "intercontinental")
 PREDICTED = "predicted"
 """The network of which nothing is known but the NAT classes and the round trips to the rendezvous."""
+PAPER = "paper"
+"""The network of the paper's own run, where that differs from what a fleet's file assumes."""
 
 _DEFAULT_OVERHEAD_US = 50.0
 _FLEET_KEYS = {"name", "host", "hop_ms", "member", "site", "edge"}
@@ -75,7 +78,7 @@ def load_fleet(name: str, network: str | None = None) -> Fleet:
     Raises UsageError where there is no such fleet, or the file has a mistake, or no such network.
     """
     path = DATA / f"{name.lower()}.toml" if name.lower() in PAPER_FLEETS else Path(name)
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises where the name itself is impossible
         raise UsageError(f"{name}: neither a file nor one of the paper's fleets, {', '.join(PAPER_FLEETS)}")
     where = str(path) if path.parent != DATA else path.stem
     return read_fleet(Section(load_table(path), where, _FLEET_KEYS), network)

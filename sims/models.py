@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kafila.errors import UsageError
@@ -20,9 +21,10 @@ def load_model(name: str) -> ModelManifest:
         if name.lower() == known.lower():
             return manifest_from_config(load_table(DATA / f"{known.lower()}.json"), known)
     path = Path(name)
-    config = path / "config.json" if path.is_dir() else path
-    if not config.exists():
+    folder = os.path.isdir(path)
+    config = path / "config.json" if folder else path
+    if not os.path.exists(config):  # Path.exists raises where the name itself is impossible
         known = ", ".join(PAPER_MODELS)
         raise UsageError(f"{name}: neither a config.json, nor a folder with one, nor one of {known}")
     # A checkpoint's folder carries the model's name; its config.json mostly does not.
-    return manifest_from_config(load_table(config), config.resolve().parent.name if path.is_dir() else path.stem)
+    return manifest_from_config(load_table(config), config.resolve().parent.name if folder else path.stem)

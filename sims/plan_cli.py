@@ -23,7 +23,7 @@ from kafila.plan import (
     plan_session,
 )
 from sims import table_iv
-from sims.fleets import PAPER_FLEETS, Fleet, load_fleet
+from sims.fleets import PAPER, PAPER_FLEETS, Fleet, load_fleet
 from sims.models import PAPER_MODELS, load_model
 
 
@@ -43,7 +43,11 @@ from sims.models import PAPER_MODELS, load_model
 @click.option("--host-must-serve", is_flag=True, help="Keep the host in the ring under the throughput objective.")
 @click.option("--memory", "memories", multiple=True, metavar="NAME=GB", help="What a member may use, to the byte.")
 @click.option("--network", help="One of the fleet's networks, or 'predicted': NAT classes and round trips alone.")
-@click.option("--compare", is_flag=True, help="The paper's Table IV for this fleet, its own figures in brackets.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="The paper's Table IV for this fleet, its own figures in brackets, on its own network.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One object with the plan and its figures.")
 def plan(
     fleet: str,
@@ -63,7 +67,10 @@ def plan(
 ) -> None:
     """Plan MODEL for the machines of FLEET."""
     workload = Workload(context, concurrency)
-    loaded = _with_memories(_with_host(load_fleet(fleet, network), host), memories)
+    loaded = load_fleet(fleet, network)
+    if compare and network is None and PAPER in loaded.networks:
+        loaded = load_fleet(fleet, PAPER)
+    loaded = _with_memories(_with_host(loaded, host), memories)
     if compare:
         _print_comparison(loaded, model, workload, as_json=as_json)
         return

@@ -104,8 +104,8 @@ def figures(rows: Sequence[Row]) -> dict[str, float]:
     for row in rows:
         for whose, cell in (("ours", row.ours), ("paper", row.papers)):
             if isinstance(cell, Figures):
-                prefix = f"{row.model} {row.allocation.value} {whose}"
-                found |= {f"{prefix} {key}": value for key, value in asdict(cell).items() if value is not None}
+                prefix = f"{row.model}_{row.allocation.value}_{whose}"
+                found |= {f"{prefix}_{key}": value for key, value in asdict(cell).items() if value is not None}
     return found
 
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 from kafila.plan.cost import Tier
 from kafila.plan.describe import describe, remark
 from kafila.plan.members import KnownEdge, KnownEdges, Member, ModelManifest, Workload
+from kafila.plan.order import Ordering
 from kafila.plan.outcome import (
     Allocation,
     Declined,
     Guest,
     Objective,
-    Ordering,
     Plan,
     Prediction,
     RingEdge,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafila.plan.cost import Tier
-from kafila.plan.outcome import Allocation, Objective, Ordering, Plan, Prediction, Stage
+from kafila.plan.order import Ordering
+from kafila.plan.outcome import Allocation, Objective, Plan, Prediction, Stage
 from kafila.plan.words import counted, listed, size
 
 WORTH_SAYING = 1.1

@@ -13,6 +13,7 @@ near.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from kafila.plan.cost import to_ticks
@@ -20,6 +21,17 @@ from kafila.plan.members import KnownEdge, KnownEdges, Member, measured
 from kafila.plan.placement import hops
 from kafila.plan.tours import cheapest_cycle
 from kafila.types import NatClass, PathKind
+
+
+class Ordering(Enum):
+    """How a ring's order was found."""
+
+    CHEAPEST = "cheapest"
+    """The least sum of edge costs."""
+    COUNTED = "counted"
+    """The fewest relayed edges, because some pair has no price."""
+    GIVEN = "given"
+    """The order of the members as listed."""
 
 
 class Pair(NamedTuple):
@@ -40,7 +52,7 @@ class Arrangement(NamedTuple):
     """Members round the ring, the anchor first."""
 
     order: tuple[int, ...]
-    method: str
+    method: Ordering
     excess: int
     """At most so many ticks of round trip above the cheapest ring; 0 where the search was exact."""
 
@@ -87,7 +99,7 @@ def arrange(members: Sequence[Member], pairs: Pairs, anchor: int) -> Arrangement
         for a, row in zip(ranked, separation, strict=True)
     ]
     tour = cheapest_cycle(weights)
-    return Arrangement(tuple(ranked[place] for place in tour.order), "cheapest", -(-tour.excess // unit))
+    return Arrangement(tuple(ranked[place] for place in tour.order), Ordering.CHEAPEST, -(-tour.excess // unit))
 
 
 def canonical(members: Sequence[Member], anchor: int) -> list[int]:
@@ -124,10 +136,10 @@ def _count(members: Sequence[Member], pairs: Pairs, ranked: Sequence[int]) -> Ar
         pairs[a][b].kind is predicted_kind(members[a].nat, members[b].nat) for a in ranked for b in ranked if a != b
     )
     if by_class:
-        return Arrangement(tuple(_alternate(members, ranked)), "counted", 0)
+        return Arrangement(tuple(_alternate(members, ranked)), Ordering.COUNTED, 0)
     weights = [[int(a != b and pairs[a][b].kind is PathKind.RELAYED) for b in ranked] for a in ranked]
     tour = cheapest_cycle(weights)
-    return Arrangement(tuple(ranked[place] for place in tour.order), "counted", 0)
+    return Arrangement(tuple(ranked[place] for place in tour.order), Ordering.COUNTED, 0)
 
 
 def _alternate(members: Sequence[Member], ranked: Sequence[int]) -> list[int]:

@@ -10,6 +10,7 @@ from enum import Enum
 
 from kafila.errors import ProtocolError
 from kafila.plan.cost import Tier
+from kafila.plan.order import Ordering
 from kafila.plan.placement import hops
 from kafila.plan.reading import Fields
 from kafila.types import BlockRange, PathKind
@@ -35,17 +36,6 @@ class Allocation(Enum):
     MEMORY = "memory"
     GIVEN = "given"
     """The person gave the counts."""
-
-
-class Ordering(Enum):
-    """How the ring's order was found."""
-
-    CHEAPEST = "cheapest"
-    """The least sum of edge costs."""
-    COUNTED = "counted"
-    """The fewest relayed edges, because some pair has no price."""
-    GIVEN = "given"
-    """The order of the members as listed."""
 
 
 @dataclass(frozen=True, slots=True)

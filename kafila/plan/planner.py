@@ -15,13 +15,12 @@ from kafila.plan.cost import Device, Tier, to_seconds
 from kafila.plan.decline import decline
 from kafila.plan.head import HEAD_MARGIN, place_head
 from kafila.plan.members import KnownEdges, Member, ModelManifest, Workload
-from kafila.plan.order import Arrangement, Pairs, arrange, survey
+from kafila.plan.order import Arrangement, Ordering, Pairs, arrange, survey
 from kafila.plan.outcome import (
     Allocation,
     Declined,
     Guest,
     Objective,
-    Ordering,
     Plan,
     Prediction,
     RingEdge,
@@ -127,7 +126,7 @@ def _refuse_early(members: Sequence[Member], manifest: ModelManifest, workload: 
 
 def _as_listed(members: Sequence[Member], anchor: int) -> Arrangement:
     size = len(members)
-    return Arrangement(tuple((anchor + step) % size for step in range(size)), Ordering.GIVEN.value, 0)
+    return Arrangement(tuple((anchor + step) % size for step in range(size)), Ordering.GIVEN, 0)
 
 
 def _latencies(order: Sequence[int], pairs: Pairs) -> Latencies | None:
@@ -187,7 +186,7 @@ def _write(
         objective=problem.objective,
         allocation=rule.allocation,
         tier=problem.tier,
-        ordering=Ordering(arrangement.method),
+        ordering=arrangement.method,
         order_excess_s=to_seconds(arrangement.excess) / 2,
         anchor=order[0],
         stages=_stages(problem, chosen, order, devices),
