@@ -69,12 +69,16 @@ class Endpoint:
         return self._socket.address
 
     async def run(self) -> None:
-        """Drive until cancelled, or until the socket is closed (trio.ClosedResourceError)."""
+        """Drive until cancelled, or until the socket is closed."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_time)
             self.poke()
             while True:
-                batch = await self._socket.receive_batch(BATCH_LIMIT)
+                try:
+                    batch = await self._socket.receive_batch(BATCH_LIMIT)
+                except trio.ClosedResourceError:
+                    nursery.cancel_scope.cancel()
+                    return
                 now = trio.current_time()
                 for data, source in batch:
                     if classify(data) is Kind.UNKNOWN:

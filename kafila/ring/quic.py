@@ -36,6 +36,9 @@ from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept, packet_header
 MIN_DATAGRAM_BYTES = 1200
 """What every path must carry (RFC 9000 section 14); larger once ``path_changed`` says so."""
 
+MAX_DATAGRAM_BYTES = 16_000
+"""The library writes the length of a STREAM frame in 14 bits. More than any jumbo frame."""
+
 IDLE_TIMEOUT_S = 30.0
 """Twice the 15 s keepalive of a path (DESIGN section 5): one lost keepalive must not end a connection."""
 
@@ -104,7 +107,7 @@ class QuicConnection:
         self._waiting_until = now + configuration.idle_timeout
         self._established = False
         self._closed = False
-        self._events: deque[Event] = deque()
+        self._events: deque[Event] = deque()  # bounded by its owner, who drains it after every input
         self._held: list[tuple[Stream, bytes]] = []
         self._held_bytes = 0
         first = 2 if configuration.is_client else 3  # unidirectional stream ids (RFC 9000 section 2.1)
@@ -166,6 +169,11 @@ class QuicConnection:
     def buffered_bytes(self) -> int:
         """What was given to :meth:`send` and is not yet acknowledged: the number to hold back by."""
         return self._held_bytes + (self._core.unacknowledged_bytes if self._core else 0)
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether anything is out that the peer must acknowledge: mere acknowledgements are answered by nobody."""
+        return self._core is not None and self._core.awaits_answer
 
     @property
     def rtt_s(self) -> float | None:
@@ -247,9 +255,9 @@ class QuicConnection:
             raise ProtocolError(
                 f"a path of {max_datagram_bytes} bytes cannot carry QUIC: it needs {MIN_DATAGRAM_BYTES}"
             )
-        self._configuration.max_datagram_size = max_datagram_bytes
+        self._configuration.max_datagram_size = min(max_datagram_bytes, MAX_DATAGRAM_BYTES)
         if self._core is not None:
-            self._core.reset_path(now, max_datagram_bytes)
+            self._core.reset_path(now, self._configuration.max_datagram_size)
 
     def close(self, now: float, reason: str) -> None:  # noqa: ARG002  - every input of a machine carries the time
         """End the connection; the peer hears ``reason`` (cut to 200 bytes) with the next datagram."""
@@ -302,6 +310,8 @@ class QuicConnection:
 
     def _deliver(self, stream_id: int, data: bytes, *, ended: bool = False) -> None:
         """The next bytes of one of the peer's streams."""
+        if not self.established:
+            return
         incoming = self._incoming.get(stream_id)
         if incoming is None or ended:
             self._close_core("the peer opened or ended a stream it may not")

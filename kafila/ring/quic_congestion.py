@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
+from aioquic.quic.congestion.base import QuicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
-
-ALGORITHM = "kafila"
 
 INITIAL_WINDOW_PACKETS = 10  # RFC 9002 section 7.2
 MINIMUM_WINDOW_PACKETS = 2  # RFC 9002 section 7.2
@@ -38,6 +36,7 @@ class LinkCongestion(QuicCongestionControl):
 
     def __init__(self, *, max_datagram_size: int) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
+        self.congestion_window = INITIAL_WINDOW_PACKETS * max_datagram_size
         self._datagram_bytes = max_datagram_size
         self._recovery_began = -math.inf
         self._in_use_at = -math.inf
@@ -45,13 +44,12 @@ class LinkCongestion(QuicCongestionControl):
         self._lowest_rtt_s = math.inf
         self._raised_samples = 0
 
-    def restart(self, now: float, max_datagram_size: int) -> None:
-        """A new path: the initial window again. What is in flight was sent the old way, and its loss says nothing."""
-        in_flight = self.bytes_in_flight
-        self.__init__(max_datagram_size=max_datagram_size)  # type: ignore[misc]  # the one way to forget all of it
-        self.bytes_in_flight = in_flight
-        self.ssthresh = None
-        self._recovery_began = now
+    def successor(self, now: float, max_datagram_size: int) -> LinkCongestion:
+        """For a new path: the initial window again. What is in flight went the old way, and its loss says nothing."""
+        fresh = LinkCongestion(max_datagram_size=max_datagram_size)
+        fresh.bytes_in_flight = self.bytes_in_flight
+        fresh._recovery_began = now
+        return fresh
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:  # noqa: ARG002  - the library's signature
         """Grow, if the window was in use when the packet left."""
@@ -107,9 +105,6 @@ class LinkCongestion(QuicCongestionControl):
 
     def _least(self) -> int:
         return MINIMUM_WINDOW_PACKETS * self._datagram_bytes
-
-
-register_congestion_control(ALGORITHM, LinkCongestion)
 
 
 class BurstPacer:

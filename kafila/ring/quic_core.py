@@ -25,7 +25,7 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from kafila.ring.quic_congestion import ALGORITHM, INITIAL_WINDOW_PACKETS, BurstPacer, LinkCongestion
+from kafila.ring.quic_congestion import INITIAL_WINDOW_PACKETS, BurstPacer, LinkCongestion
 from kafila.ring.quic_retry import Accept
 
 PEER = ("peer", 0)
@@ -55,7 +55,6 @@ class CoreConnection(AioquicConnection):
     """aioquic's connection as a link wants it."""
 
     def __init__(self, configuration: QuicConfiguration, accepted: Accept | None = None) -> None:
-        configuration.congestion_control_algorithm = ALGORITHM
         configuration.max_data = UNLIMITED_BYTES
         self._stream_window = configuration.max_stream_data
         super().__init__(
@@ -66,6 +65,7 @@ class CoreConnection(AioquicConnection):
         self._ack_delay = ACK_DELAY_S
         for limit, count in ((self._local_max_streams_bidi, 0), (self._local_max_streams_uni, STREAMS_EACH_WAY)):
             limit.value = limit.sent = count
+        self._loss._cc = self._congestion = LinkCongestion(max_datagram_size=configuration.max_datagram_size)
         self._set_pacer(configuration.max_datagram_size)
         self._next_key_update = KEY_UPDATE_PACKETS
         self._answered_packet = -1
@@ -114,6 +114,11 @@ class CoreConnection(AioquicConnection):
         return sum(len(stream.sender._buffer) for stream in self._streams.values())
 
     @property
+    def awaits_answer(self) -> bool:
+        """Whether anything is out that the peer must acknowledge."""
+        return self._loss.bytes_in_flight > 0
+
+    @property
     def untouched(self) -> bool:
         """A server that no valid packet has reached."""
         return self._state is QuicConnectionState.FIRSTFLIGHT
@@ -140,9 +145,7 @@ class CoreConnection(AioquicConnection):
     def reset_path(self, now: float, max_datagram_bytes: int) -> None:
         """Datagrams go another way: forget the old way's round trip and window, and use the new one's datagram size."""
         self._max_datagram_size = max_datagram_bytes
-        congestion = self._loss._cc
-        assert isinstance(congestion, LinkCongestion)  # noqa: S101  - set by our constructor
-        congestion.restart(now, max_datagram_bytes)
+        self._loss._cc = self._congestion = self._congestion.successor(now, max_datagram_bytes)
         self._forget_round_trip()
         self._new_path_packet = self._packet_number
 

@@ -58,7 +58,6 @@ _STREAM = 0x08 | 0x04 | 0x02
 _EIGHT_BYTES = 0b11 << 62
 _TWO_BYTES = 0b01 << 14
 _SIZE_MASK = _TWO_BYTES - 1
-_ROOM_LOST_BYTES = _HEADER_BYTES + _TAG_BYTES + _STREAM_HEADER.size
 
 
 class _Piece(NamedTuple):
@@ -141,6 +140,7 @@ class FastConnection(CoreConnection):
         if acknowledge and len(space.ack_queue) > 1:
             return super().flush(now)
         if not (acknowledge or sources):
+            self._pacing_at = None
             return []
         datagrams = self._send_plain(sources, acknowledge, now)
         self._note_acknowledgement()
@@ -201,8 +201,7 @@ class FastConnection(CoreConnection):
     def _cut(self, sources: list[QuicStream], now: float) -> deque[_Piece]:
         """The stream bytes that may leave now, control before bulk. An acknowledgement that goes along may push the
         last of them into one datagram more than the window has room for."""
-        congestion = self._loss._cc
-        window = congestion.congestion_window - congestion.bytes_in_flight
+        window = self._congestion.congestion_window - self._congestion.bytes_in_flight
         packets = min(window, self._pacer.allowance(now)) // self._max_datagram_size
         room = packets * (self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES - _STREAM_HEADER.size)
         pieces: deque[_Piece] = deque()
