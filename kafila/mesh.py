@@ -278,7 +278,8 @@ class Mesh:
         transmits = [self._addressed(link, probe.data, probe.to, now) for probe in probes]
         self._path_news(link, now)
         if datagrams := link.connection.datagrams_to_send(now):
-            link.paths.data_sent(now)
+            if link.connection.awaits_answer:
+                link.paths.data_sent(now)
             for route in link.paths.routes(now):
                 transmits += [self._addressed(link, datagram, route, now) for datagram in datagrams]
         return transmits

@@ -145,6 +145,8 @@ class Over:
     text: str
     names: tuple[str, ...] = field(default=())
     """Who left or failed, where that is why."""
+    wished: bool = False
+    """Whether the host's owner simply ended it: no fault."""
 
 
 SessionMessage = Hello | Welcome | Refusal | Roster | Measured | Assign | Ready | Serve | Trouble | Over

@@ -56,9 +56,9 @@ class State(Enum):
 
 
 class Outgoing(NamedTuple):
-    """A message to seal; ``to`` None is everybody."""
+    """A message to seal for one member."""
 
-    to: NodeId | None
+    to: NodeId
     message: SessionMessage
 
 
@@ -107,11 +107,13 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The session is over. ``refusal`` where the host did not take us; ``names`` who left, where that is why."""
+    """The session is over. ``names``: who left, where that is why; ``refusal``: where the host did not take us;
+    ``wished``: the host's owner ended it, so nothing is wrong."""
 
     text: str
     names: tuple[str, ...] = ()
     refusal: RefusalReason | None = None
+    wished: bool = False
 
 
 Event = Present | Dropped | MeasureWanted | PlanWanted | BuildWanted | Serving | Ended
@@ -133,13 +135,13 @@ class _Machine:
         """Something to act on, or None."""
         return self._events.popleft() if self._events else None
 
-    def _send(self, to: NodeId | None, message: SessionMessage) -> None:
+    def _send(self, to: NodeId, message: SessionMessage) -> None:
         self._outgoing.append(Outgoing(to, message))
 
-    def _over(self, text: str, names: tuple[str, ...] = (), refusal: RefusalReason | None = None) -> None:
+    def _over(self, ended: Ended) -> None:
         if self.state is not State.OVER:
             self.state = State.OVER
-            self._events.append(Ended(text, names, refusal))
+            self._events.append(ended)
 
 
 @dataclass(slots=True)
@@ -220,8 +222,14 @@ class HostSession(_Machine):
 
     def _announce(self) -> None:
         expected = self._expected or 0
-        self._send(None, Roster(self.names, expected))
+        self._tell(Roster(self.names, expected))
         self._events.append(Present(self.names, expected))
+
+    def _tell(self, message: SessionMessage) -> None:
+        """Each member by itself: a message addressed to one cannot be kept back and shown to a later one."""
+        for node in self._members:
+            if node != self._me.node_id:
+                self._send(node, message)
 
     def start(self) -> None:
         """Do not wait for more members."""
@@ -249,7 +257,7 @@ class HostSession(_Machine):
         """The plan is made: tell everybody. ``ring`` begins at the head."""
         self._epoch += 1
         assignment = Assign(self._epoch, plan, tuple(self._members[node].info for node in ring))
-        self._send(None, assignment)
+        self._tell(assignment)
         self._events.append(BuildWanted(assignment))
 
     def ready(self) -> None:
@@ -260,7 +268,7 @@ class HostSession(_Machine):
         self._members[sender].ready = True
         if self.state is State.BUILDING and all(guest.ready for guest in self._members.values()):
             self.state = State.SERVING
-            self._send(None, Serve(self._epoch))
+            self._tell(Serve(self._epoch))
             self._events.append(Serving())
 
     def gone(self, node: NodeId) -> None:
@@ -282,11 +290,11 @@ class HostSession(_Machine):
         else:
             self.end(f"{name} cannot go on: {text}", (name,))
 
-    def end(self, text: str, names: tuple[str, ...] = ()) -> None:
+    def end(self, text: str, names: tuple[str, ...] = (), *, wished: bool = False) -> None:
         """End the session for everybody."""
         if self.state is not State.OVER:
-            self._send(None, Over(text, names))
-            self._over(text, names)
+            self._tell(Over(text, names, wished))
+            self._over(Ended(text, names, wished=wished))
 
 
 class MemberSession(_Machine):
@@ -310,7 +318,8 @@ class MemberSession(_Machine):
         """A host that never answered ends the attempt."""
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
-            self._over("the host does not answer: check that its kafila-node is still running, then join again")
+            text = "the host does not answer: check that its kafila-node is still running, then join again"
+            self._over(Ended(text))
 
     def receive(self, sender: NodeId, message: SessionMessage) -> None:
         """An opened message; only the host's count, and only those that the state allows."""
@@ -323,7 +332,7 @@ class MemberSession(_Machine):
                 self._events.append(MeasureWanted(name, offer))
             case Refusal(reason, text), State.KNOCKING:
                 self._deadline = None
-                self._over(text, refusal=reason)
+                self._over(Ended(text, refusal=reason))
             case Roster(names, expected), _:
                 self._host_name = names[0] if names else self._host_name
                 self._events.append(Present(names, expected))
@@ -332,8 +341,8 @@ class MemberSession(_Machine):
             case Serve(epoch), State.BUILDING if epoch == self._epoch:
                 self.state = State.SERVING
                 self._events.append(Serving())
-            case Over(text, names), _:
-                self._over(text, names)
+            case Over(text, names, wished), _:
+                self._over(Ended(text, names, wished=wished))
             case _:
                 pass  # out of order or not for us: sealed and authentic, but nothing to act on
 
@@ -358,11 +367,15 @@ class MemberSession(_Machine):
         """This member cannot go on: tell the host, which ends the session for all."""
         if self.state is not State.OVER:
             self._send(self._host, Trouble(text))
-            self._over(text)
+            self._over(Ended(text))
+
+    def end(self, text: str) -> None:
+        """A neighbour told why the session is over, and this member cannot go on without it."""
+        self._over(Ended(text))
 
     def gone(self, node: NodeId) -> None:
         """Somebody is gone for good. Without the host there is no session; without a ring member none either."""
         if node == self._host:
-            self._over(f"{self._host_name} left, and the session with it", (self._host_name,))
+            self._over(Ended(f"{self._host_name} left, and the session with it", (self._host_name,)))
         elif node in self._names and self.state in {State.BUILDING, State.SERVING}:
-            self._over(f"{self._names[node]} left the session", (self._names[node],))
+            self._over(Ended(f"{self._names[node]} left the session", (self._names[node],)))
