@@ -1,0 +1,75 @@
+"""Rings of shards in one process: what the ring does, without the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from torch import Tensor
+
+from kafila.shard.decoder import Shard
+from kafila.shard.load import load_shard
+from kafila.shard.manifest import open_checkpoint
+from kafila.shard.torch_ops import TorchOps
+from kafila.types import BlockRange, Sampling, Segment
+
+GREEDY = Sampling()
+
+
+class LocalRing:
+    """Shards of ``counts`` blocks each; the first holds the head."""
+
+    def __init__(
+        self, folder: Path, counts: Sequence[int], *, dtype: str = "float32", slots: int = 3, context: int = 128
+    ) -> None:
+        checkpoint = open_checkpoint(folder)
+        self.dtype = dtype
+        self.config = checkpoint.config
+        self.shards: list[Shard[Tensor]] = [
+            load_shard(
+                TorchOps("cpu", dtype),
+                checkpoint,
+                BlockRange(first, stop),
+                holds_head=first == 0,
+                slots=slots,
+                context=context,
+            )
+            for first, stop in pairwise(accumulate(counts, initial=0))
+        ]
+
+    def forward(self, segments: Sequence[Segment], tokens: Sequence[int]) -> bytes:
+        """Once round: the rows after the last block."""
+        head, *others = self.shards
+        hidden = head.forward(segments, tokens, None, self.dtype)
+        for shard in others:
+            hidden = shard.forward(segments, None, hidden, self.dtype)
+        return hidden
+
+    def step(
+        self, segments: Sequence[Segment], tokens: Sequence[int], sampling: Sampling = GREEDY
+    ) -> tuple[int | None, ...]:
+        """Once round, and a token for each segment that wants one."""
+        hidden = self.forward(segments, tokens)
+        return self.shards[0].sample(segments, [sampling] * len(segments), hidden, self.dtype)
+
+    def prefill(self, prompt: Sequence[int], *, slot: int = 0, chunk: int | None = None) -> int:
+        """The prompt in chunks of ``chunk`` tokens (None: one), and the first token of the answer."""
+        size = chunk or len(prompt)
+        token: int | None = None
+        for start in range(0, len(prompt), size):
+            part = prompt[start : start + size]
+            last = start + len(part) == len(prompt)
+            (token,) = self.step([Segment(slot, start, len(part), last)], part)
+        assert token is not None
+        return token
+
+    def answer(self, prompt: Sequence[int], count: int, *, slot: int = 0, chunk: int | None = None) -> list[int]:
+        """``count`` greedy tokens."""
+        answer = [self.prefill(prompt, slot=slot, chunk=chunk)]
+        while len(answer) < count:
+            position = len(prompt) + len(answer) - 1
+            (token,) = self.step([Segment(slot, position, 1, sample=True)], answer[-1:])
+            assert token is not None
+            answer.append(token)
+        return answer
