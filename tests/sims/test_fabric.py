@@ -90,6 +90,25 @@ async def test_simultaneous_events_run_by_rank_then_in_order(autojump_clock: Moc
     assert ran == ["earlier, at 4.0", "control", "first link", "first link, later packet", "second link"]
 
 
+async def test_who_sends_late_in_an_instant_is_not_overtaken_for_it(autojump_clock: MockClock) -> None:
+    """The first machine takes the most steps before it sends; its packet still arrives first."""
+    net = VirtualNetwork()
+    machines = [net.machine(f"m{n}") for n in range(5)]
+    server = await net.machine("server").bind(1)
+
+    async def send(machine: Machine, steps: int) -> None:
+        socket = await machine.bind()
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        await socket.send(machine.name.encode(), Address(server.machine.hosts()[0], 1))
+
+    async with net.running(), trio.open_nursery() as nursery:
+        for number, machine in enumerate(machines):
+            nursery.start_soon(send, machine, 5 * (len(machines) - number))
+        arrived = [(await server.receive())[0].decode() for _ in machines]
+    assert arrived == ["m0", "m1", "m2", "m3", "m4"]
+
+
 async def test_ten_idle_minutes_cost_nothing(autojump_clock: MockClock) -> None:
     """The network wakes for its two packets and for nothing else."""
     net = VirtualNetwork()

@@ -313,6 +313,10 @@ async def test_ipv6_is_not_translated_but_guarded(autojump_clock: trio.testing.M
         assert net.drops[Drop.FIREWALL] == 1
         assert await reaches(inside, at(server, host=1), server) == own
         assert await reaches(server, own, inside) == at(server, host=1)
+        home.reboot()
+        assert await reaches(server, own, inside) is None
+        await reaches(inside, at(server, host=1), server)
+        assert await reaches(server, own, inside)
         await trio.sleep(121)
         assert await reaches(server, own, inside) is None
 

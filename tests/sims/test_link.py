@@ -108,6 +108,17 @@ async def test_reordering(autojump_clock: trio.testing.MockClock) -> None:
     assert max(displacement) == 5
 
 
+async def test_a_link_that_gets_faster_overtakes_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    fabric, arrivals = Fabric(1), Arrivals()
+    link = Link(fabric, "link", Quality(latency_s=1.0))
+    fabric.at(0.0, link.carry, packet(0), 0.0, arrivals)
+    fabric.at(1.0, link.set, latency_s=0.0)
+    fabric.at(1.0, link.carry, packet(1), 1.0, arrivals)
+    async with fabric.running():
+        await trio.sleep(2)
+    assert arrivals.numbers == [0, 1]
+
+
 @pytest.mark.parametrize(("host", "overhead"), [("11.0.0.2", 28), ("2a10::2", 48)])
 async def test_mtu(autojump_clock: trio.testing.MockClock, host: str, overhead: int) -> None:
     fabric, arrivals = Fabric(1), Arrivals()

@@ -150,6 +150,11 @@ def test_memory_of_remotes_is_bounded_and_forgets_the_oldest() -> None:
         permissions.grant(Address("11.0.0.9", number), 0.0)
     assert not permissions.allow(Address("11.0.0.9", 0), 1.0)
     assert permissions.allow(Address("11.0.0.9", 1), 1.0)
+    permissions.grant(Address("11.0.0.9", 5), 2.0)
+    assert permissions.allow(Address("11.0.0.9", 1), 3.0), "renewing one forgets no other"
+    for number in range(6):
+        permissions.grant(Address("11.0.0.9", MAX_REMEMBERED + 1 + number), 3.0)
+    assert permissions.allow(Address("11.0.0.9", 5), 4.0), "the renewed one is no longer the oldest"
     firewall = StatefulFirewall(timeout_s=10.0)
     for now in range(5000):
         firewall.sent(Address("11.0.0.1", now), Address("11.0.0.9", 1), float(now))

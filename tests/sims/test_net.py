@@ -11,6 +11,7 @@ import trio
 from kafila.net import DatagramSocket, Network
 from kafila.types import Address, Transmit
 from sims.filtering import StatefulFirewall
+from sims.link import Quality
 from sims.net import Machine
 from sims.packet import MAX_UDP_PAYLOAD_BYTES, Drop
 from sims.topology import VirtualNetwork
@@ -144,6 +145,9 @@ async def test_a_host_firewall_lets_answers_in_only(autojump_clock: trio.testing
         assert await reaches(stranger, at(guarded), guarded) is None
         assert net.drops[Drop.FIREWALL] == 1
         assert await reaches(guarded, at(stranger), stranger)
+        for _ in range(3):  # each packet that is let in renews
+            assert await reaches(stranger, at(guarded), guarded)
+            await trio.sleep(20)
         assert await reaches(stranger, at(guarded), guarded)
         await trio.sleep(30)
         assert await reaches(stranger, at(guarded), guarded) is None
@@ -197,6 +201,20 @@ async def test_a_machine_roams_with_its_socket_open(autojump_clock: trio.testing
         assert net.drops == {Drop.NO_ROUTE: 2}  # the packet on its way found nobody; IPv4 has no way out any more
         assert await reaches(socket, at(server, host=1), server) == at(socket)
         assert await reaches(server, at(socket), socket) == at(server, host=1)
+
+
+async def test_a_packet_on_the_last_cable_is_lost_when_its_owner_moves(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    net = VirtualNetwork(rtt_s=0.0)
+    sender = await net.machine("sender").bind()
+    mover = await net.machine("mover", down=Quality(latency_s=0.5)).bind()
+    async with net.running():
+        await sender.send(b"", at(mover))
+        await trio.sleep(0.2)
+        net.move(mover.machine, net.nat())
+        await trio.sleep(1)
+        assert net.drops == {Drop.GONE: 1}
 
 
 async def ticking(machine: Machine, ticks: list[float]) -> None:
