@@ -17,7 +17,8 @@ class Freezer(trio.abc.Instrument):
 
     Trio has one clock a run and no way to stop some tasks, so this takes a frozen task out of Trio's run queue the
     moment it becomes runnable (its timer went off, say) and puts it back on thawing. To Trio it looks blocked
-    meanwhile. The run queue is Trio's private attribute: the one liberty of its kind in the simulator.
+    meanwhile. The run queue is private to Trio: with the seeding in `sims.clock`, the simulator's one
+    liberty of the kind.
     """
 
     def __init__(self) -> None:
