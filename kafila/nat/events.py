@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from kafila.types import Address, PathKind
+
+MAX_EVENTS = 64
+"""Far more than happens between two looks; the oldest is dropped."""
 
 
 def show_address(address: Address | None) -> str:
@@ -71,6 +75,17 @@ class PathSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class PathNarrowed:
+    """A direct path answers pings but no longer carries datagrams of the size in use."""
+
+    address: Address
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"direct path {show_address(self.address)} stopped carrying {self.size_bytes}-byte datagrams"
+
+
+@dataclass(frozen=True, slots=True)
 class PathLost:
     """A direct path that had gone silent did not come back; it is looked for every few seconds."""
 
@@ -118,4 +133,40 @@ class KeepaliveShortened:
         )
 
 
-Event = PathChanged | DatagramSizeChanged | PathSilent | PathLost | PathTooNarrow | PunchFailed | KeepaliveShortened
+Event = (
+    PathChanged
+    | DatagramSizeChanged
+    | PathSilent
+    | PathNarrowed
+    | PathLost
+    | PathTooNarrow
+    | PunchFailed
+    | KeepaliveShortened
+)
+
+
+class EventLog:
+    """Events not yet taken, and what the last of them said of the path in use."""
+
+    def __init__(self, max_datagram_bytes: int) -> None:
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._address: Address | None = None
+        self._bytes = max_datagram_bytes
+
+    def append(self, event: Event) -> None:
+        """Something happened."""
+        self._events.append(event)
+
+    def path_is(self, address: Address | None, rtt_s: float | None, max_datagram_bytes: int) -> None:
+        """The path in use and its datagram size, whether or not they are new."""
+        before, before_bytes = self._address, self._bytes
+        self._address, self._bytes = address, max_datagram_bytes
+        if address != before:
+            was, now = (PathKind.RELAYED if end is None else PathKind.DIRECT for end in (before, address))
+            self._events.append(PathChanged(now, address, rtt_s, max_datagram_bytes, was, before))
+        elif max_datagram_bytes != before_bytes:
+            self._events.append(DatagramSizeChanged(max_datagram_bytes, before_bytes))
+
+    def next(self) -> Event | None:
+        """The oldest event not yet taken."""
+        return self._events.popleft() if self._events else None

@@ -119,27 +119,27 @@ class MtuSearch:
         """When :meth:`take` next has something to do."""
         return self._next_at
 
-    def take(self, now: float, pto_s: float) -> tuple[int, ...]:
-        """The sizes to send now; each call that returns some is one try."""
+    def take(self, now: float, pto_s: float, *, answering: bool = True) -> tuple[int, ...]:
+        """The sizes to send now; each call that returns some is one try. ``answering``: small pings are acked."""
         if self._next_at is None or now < self._next_at:
             return ()
         if self._phase is Phase.SETTLED:
             self._raise_at = None
             self._search(now)
         elif self._tries >= _TRIES[self._phase.value]:
-            self._give_up(now)
+            self._give_up(now, answering=answering)
         if self._next_at is None or self._phase is Phase.SETTLED:
             return ()
         self._tries += 1
         self._next_at = now + max(pto_s, _RETRY_AT_LEAST_S)
         return self._pending
 
-    def _give_up(self, now: float) -> None:
+    def _give_up(self, now: float, *, answering: bool) -> None:
         if self._phase is Phase.CONFIRM:
             self.failed = True
             self._next_at = None
-        elif self._phase is Phase.SEARCH:
-            self._settle(now)
+        elif self._phase is Phase.SEARCH or not answering:
+            self._settle(now)  # a path that answers nothing at all is not narrow but silent: that is judged elsewhere
         else:
             self.fall_back(now)  # confirmed_bytes is 0 from here on until the base is acked again
 

@@ -31,8 +31,8 @@ IDLE_SILENCE_S = 2.0
 """Without data nothing is delayed by a dead path, so a longer burst of loss is forgiven."""
 SILENCE_PINGS = 3
 """No silence before so many pings went unanswered: a stalled process must not take its own pause for the peer's."""
-VERIFY_S = 1.0
-"""Between full-size pings while sending: what a black hole may eat, against one more datagram a second."""
+VERIFY_S = 0.5
+"""Between full-size pings while sending: how long a black hole may eat data, against two more datagrams a second."""
 LOOK_AGAIN_S = 4.0
 """Between pings on a lost path: found twice within the ten seconds promised, should one of them be dropped."""
 CONFIRM_AT_LEAST_S = 1.5
@@ -56,7 +56,7 @@ class PathState(Enum):
 TRANSITIONS: dict[PathState, frozenset[PathState]] = {
     PathState.IDLE: frozenset({PathState.PUNCHING, PathState.CONFIRMING, PathState.LOST}),
     PathState.PUNCHING: frozenset({PathState.CONFIRMING, PathState.IDLE, PathState.LOST}),
-    PathState.CONFIRMING: frozenset({PathState.USABLE, PathState.IDLE}),
+    PathState.CONFIRMING: frozenset({PathState.USABLE, PathState.IDLE, PathState.SILENT}),
     PathState.USABLE: frozenset({PathState.SILENT, PathState.CONFIRMING, PathState.IDLE}),
     PathState.SILENT: frozenset({PathState.CONFIRMING, PathState.LOST}),
     PathState.LOST: frozenset({PathState.CONFIRMING, PathState.PUNCHING, PathState.IDLE}),
@@ -66,13 +66,15 @@ TRANSITIONS: dict[PathState, frozenset[PathState]] = {
 class Path:
     """One direct path; :class:`kafila.nat.paths.PeerPaths` owns those of a peer."""
 
-    def __init__(self, address: Address, kind: CandidateKind, *, advertised: bool) -> None:
+    def __init__(self, address: Address, kind: CandidateKind) -> None:
         self.address = address
         self.kind = kind
         self.scope: Scope = scope_of(address)
-        self.advertised = advertised
+        self.advertised = False
+        """The peer itself names it among its addresses."""
         self.state = PathState.IDLE
         self.socket = 0
+        """Which of this machine's sockets it leaves from."""
         self.round_trip = RoundTrip()
         self.mtu = MtuSearch(self.scope)
         self.observed: Address | None = None
@@ -80,6 +82,8 @@ class Path:
         self.heard_at: float | None = None
         """When a sealed message last came from the address; None: never, so it is not proven to be the peer."""
         self.acked_at: float | None = None
+        self.idle_s = 0.0
+        """How long nothing had left on it when the oldest unanswered ping did."""
         self.sent_at: float | None = None
         self.worked = False
         self.sending_since: float | None = None
@@ -154,13 +158,14 @@ class Path:
         """It gives no sign of life: probe it as if anew."""
         self._enter(PathState.SILENT, now)
 
-    def hold_off(self, now: float) -> None:
-        """It answers pings but carries no data: leave it alone, for longer each time."""
+    def hold_off(self, now: float) -> bool:
+        """It answers pings but carries no data: leave it alone, for longer each time; whether this was the first."""
         hold_s = HOLD_OFF_S[min(self._holds, len(HOLD_OFF_S) - 1)]
         self._holds += 1
         self._hold_until = now + hold_s
         self._enter(PathState.IDLE, now)
         self._next_at = self._hold_until if self.worked else None
+        return self._holds == 1
 
     def retire(self, now: float) -> None:
         """Others work and are as good: stop keeping it alive, or looking for it."""
@@ -176,21 +181,36 @@ class Path:
         """The transitions that time alone makes, except silence, which needs to know what the path is used for."""
         if self.state in {PathState.PUNCHING, PathState.SILENT} and now >= self._punched_at():
             self._enter(PathState.LOST if self.worked else PathState.IDLE, now)
+        elif self.state is PathState.CONFIRMING and self._unconfirmed(now) and not self._answers():
+            self._enter(PathState.SILENT if self.worked else PathState.IDLE, now)
         elif self.state is PathState.IDLE and self._next_at is not None and now >= self._next_at:
             self._enter(PathState.LOST, now)
 
     def too_narrow(self, now: float) -> bool:
         """Whether pings are answered but 1200 bytes do not get through."""
-        if self.state is PathState.CONFIRMING:
-            long_enough = max(CONFIRM_AT_LEAST_S, 6 * self.round_trip.pto_s)
-            return self.mtu.failed or now >= self._entered_at + long_enough
-        return self.state is PathState.USABLE and self.mtu.failed
+        return self.state is PathState.CONFIRMING and self._unconfirmed(now) and self._answers()
+
+    def _unconfirmed(self, now: float) -> bool:
+        """Confirming has taken too long."""
+        return self.mtu.failed or now >= self._confirmed_by()
+
+    def _confirmed_by(self) -> float:
+        return self._entered_at + max(CONFIRM_AT_LEAST_S, 6 * self.round_trip.pto_s)
+
+    def _answers(self) -> bool:
+        """Something was acked since the present state began."""
+        return self.acked_at is not None and self.acked_at > self._entered_at
 
     def gone_silent(self, now: float) -> float | None:
         """For how long there was no sign of life, once that is too long; else None."""
         if self.state is not PathState.USABLE or self._unacked_since is None or self._unacked < SILENCE_PINGS:
             return None
         return now - self._quiet_from() if now >= self._silence_at() else None
+
+    @property
+    def doubtful(self) -> bool:
+        """Not known to work, or no longer as surely as before: what matters goes another way too."""
+        return self.state is not PathState.USABLE or self._unacked > 1
 
     def _quiet_from(self) -> float:
         since = self._unacked_since if self._unacked_since is not None else self._entered_at
@@ -209,6 +229,8 @@ class Path:
             times.append(self._punched_at())
         elif self.state in {PathState.CONFIRMING, PathState.USABLE}:
             times.append(self.mtu.due_at())
+            if self.state is PathState.CONFIRMING:
+                times.append(self._confirmed_by())
             if self._unacked >= SILENCE_PINGS:
                 times.append(self._silence_at())
         return min((time for time in times if time is not None), default=None)
@@ -225,7 +247,10 @@ class Path:
             else:
                 self._next_offset(now)
         if self.state in {PathState.CONFIRMING, PathState.USABLE}:
-            sizes.extend(self.mtu.take(now, self.round_trip.pto_s))
+            full = self.mtu.take(now, self.round_trip.pto_s, answering=self._unacked <= 1)
+            if full and self.state is PathState.CONFIRMING:
+                sizes.append(MIN_MESSAGE_BYTES)  # tells a narrow path from a dead one
+            sizes.extend(full)
         if self.state is PathState.USABLE and not self.mtu.confirmed_bytes:
             self._enter(PathState.CONFIRMING, now)  # VERIFY has found a black hole
         return sizes
@@ -233,6 +258,7 @@ class Path:
     def _next_check(self, now: float) -> None:
         if self._unacked_since is None:
             self._unacked_since = now
+            self.idle_s = 0.0 if self.sent_at is None else now - self.sent_at
         self._unacked += 1
         self._next_at = now + max(CHECK_AGAIN_S, self.round_trip.pto_s)
         if self.sending_since is not None and now >= self._verified_at + VERIFY_S:

@@ -17,45 +17,32 @@ round trip and congestion no longer holds.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
-from kafila.nat.candidates import (
-    MAX_CANDIDATES,
-    Candidate,
-    CandidateKind,
-    canonical,
-    choose_candidates,
-    may_probe,
-)
-from kafila.nat.choice import best_of
+from kafila.nat.birthday import Birthday, BirthdayRole
+from kafila.nat.candidates import Candidate, CandidateKind, canonical, choose_candidates, may_probe
+from kafila.nat.choice import Selection
 from kafila.nat.events import (
-    DatagramSizeChanged,
     Event,
+    EventLog,
     KeepaliveShortened,
-    PathChanged,
     PathLost,
+    PathNarrowed,
     PathSilent,
     PathTooNarrow,
     PunchFailed,
 )
 from kafila.nat.exchange import Exchange, Outstanding, Probe
 from kafila.nat.liveness import DataFlow
-from kafila.nat.messages import Ack, Ping
+from kafila.nat.messages import MIN_MESSAGE_BYTES, Ack, Ping
 from kafila.nat.path import SILENCE_S, Path, PathState
 from kafila.nat.relayed import RelayedPath
-from kafila.nat.schedule import PUNCH_WINDOW_S, RETRY_AFTER_S, Keepalive, Randomness
+from kafila.nat.rounds import Rounds
+from kafila.nat.schedule import MIN_KEEPALIVE_S, RETRY_AFTER_S, Keepalive, Randomness
+from kafila.nat.table import PathTable
 from kafila.types import Address, NodeId, PathKind
 
-__all__ = ["Candidate", "CandidateKind", "PeerPaths", "Probe"]
-
-SPARES = 2
-"""Working direct paths kept alive beside the one in use."""
-JOIN_GAP_S = 2.5
-"""After a round, before the peer's beginning one begins another here: half the first pause, so that two sides cannot
-keep each other going without rest."""
-MAX_EVENTS = 64
-"""Far more than happens between two looks; the oldest is dropped."""
+__all__ = ["BirthdayRole", "Candidate", "CandidateKind", "PeerPaths", "Probe"]
 
 
 class PeerPaths:
@@ -66,7 +53,7 @@ class PeerPaths:
     (``random.SystemRandom()``), since nonces come from it.
     """
 
-    def __init__(  # noqa: PLR0917  - who, to whom, under which key, where, when, with what luck: each asked for by all
+    def __init__(
         self,
         me: NodeId,
         peer: NodeId,
@@ -80,20 +67,16 @@ class PeerPaths:
         self._random = random
         self._same_machine = same_machine
         self._exchange = Exchange(me, peer, key, now, random)
-        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._keepalive = Keepalive()
         self._flow = DataFlow()
         self._relayed = RelayedPath(now)
-        self._paths: dict[Address, Path] = {}
-        self._chosen: Path | None = None
-        self._fallen: Path | None = None  # was chosen and went silent: duplicated to until something is proven
-        self._overlap: tuple[Address, float] | None = None  # the path before the chosen one, and until when
+        self._events = EventLog(self._relayed.max_datagram_bytes)
+        self._paths = PathTable()
+        self._selection = Selection()
         self._routes: tuple[Address | None, ...] = (None,)
-        self._round_began_at: float | None = None
-        self._next_round_at: float | None = now
-        self._round_ended_at = float("-inf")
-        self._failures = 0
-        self._announced: tuple[Address | None, int] = (None, self._relayed.max_datagram_bytes)
+        self._max_datagram_bytes = self._relayed.max_datagram_bytes
+        self._rounds = Rounds()
+        self._birthday: Birthday | None = None
         self._timer = now
         self.set_candidates(candidates, now)
 
@@ -101,23 +84,27 @@ class PeerPaths:
 
     def set_candidates(self, candidates: Sequence[Candidate], now: float) -> None:
         """The peer's addresses changed (a new epoch of its network): punch them all, at once."""
-        wanted = choose_candidates(candidates, same_machine=self._same_machine)
-        addresses = {candidate.address for candidate in wanted}
-        for path in list(self._paths.values()):
-            path.advertised = path.address in addresses
-            if not path.advertised and path.state is PathState.IDLE:
-                del self._paths[path.address]
-        for candidate in wanted:
-            self._add(candidate.address, candidate.kind, advertised=True)
+        self._paths.advertise(choose_candidates(candidates, same_machine=self._same_machine))
         self._new_epoch(now)
 
     def network_changed(self, now: float) -> None:
         """This machine's network changed: nothing is proven any more, everything is tried anew."""
         self._exchange.forget()
-        for path in self._paths.values():
-            if path.state is PathState.USABLE:
-                path.silent(now)
+        self._keepalive = Keepalive()
+        for path in self._paths.usable():
+            path.silent(now)
         self._new_epoch(now)
+
+    def begin_birthday(self, role: BirthdayRole, now: float, sockets: int = 0) -> bool:
+        """Try birthday probing towards the peer's reflexive address; whether it was begun: once an epoch, and only
+        while there is no direct path. ``sockets`` extra ones are open, numbered from 1, each delivering to
+        :meth:`receive` under its number."""
+        target = next((p.address for p in self._paths if p.advertised and p.kind is CandidateKind.REFLEXIVE), None)
+        if target is None or self._birthday is not None or self._chosen is not None:
+            return False
+        self._birthday = Birthday(role, target, sockets, now, self._random)
+        self._set_timer(now)
+        return True
 
     def receive(self, data: bytes, source: Address | None, now: float, socket: int = 0) -> None:
         """A path message arrived from ``source`` (None: inside a relay envelope) on ``socket``. Anything that is not
@@ -180,6 +167,10 @@ class PeerPaths:
         return path is not None and path.heard_at is not None
 
     @property
+    def _chosen(self) -> Path | None:
+        return self._selection.chosen
+
+    @property
     def kind(self) -> PathKind:
         """How bulk data travels from here to the peer."""
         return PathKind.RELAYED if self._chosen is None else PathKind.DIRECT
@@ -198,16 +189,11 @@ class PeerPaths:
     @property
     def max_datagram_bytes(self) -> int:
         """The largest QUIC datagram that fits every route in use; at least 1200."""
-        sizes = [
-            self._relayed.max_datagram_bytes if route is None else self._paths[route].mtu.confirmed_bytes
-            for route in self._routes
-            if route is None or self._paths[route].mtu.confirmed_bytes
-        ]
-        return min(sizes, default=self._relayed.max_datagram_bytes)
+        return self._max_datagram_bytes
 
     def next_event(self) -> Event | None:
         """What happened, oldest first; None: no more."""
-        return self._events.popleft() if self._events else None
+        return self._events.next()
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -217,11 +203,11 @@ class PeerPaths:
         path = self._paths.get(source)
         # A sealed message from a loopback address proves that the peer, or what speaks for it, is on this machine.
         if path is None and may_probe(source, same_machine=True):
-            path = self._add(source, CandidateKind.LEARNED, advertised=False)
-            if path is not None:
-                path.socket = socket
+            path = self._paths.add(source, CandidateKind.LEARNED)
         if path is not None:
             path.heard_at = now
+            if path.state is not PathState.USABLE:
+                path.socket = socket
         return path
 
     def _on_ping(self, ping: Ping, source: Address | None, path: Path | None, now: float) -> None:
@@ -232,9 +218,10 @@ class PeerPaths:
         back: list[tuple[Address | None, int]] = []
         if path is not None:
             back.append((path.address, path.socket))
-        if path is None or path.state is not PathState.USABLE:
-            # Whether the way back along that address works is not known: use one that does, too.
-            back.extend((route, self._socket_of(route)) for route in self._routes if route != source or not back)
+            path.sent_at = now
+        if path is None or path.doubtful:
+            # Whether the way back along that address works is not known: answer over the relay as well.
+            back.append((None, 0))
         self._exchange.acknowledge(ping, source, back, now)
 
     def _answer_with_probe(self, ping: Ping, path: Path, now: float) -> None:
@@ -252,8 +239,7 @@ class PeerPaths:
 
     def _join_round(self, now: float) -> None:
         """The peer punches now: two that punch together open both NATs."""
-        idle = self._chosen is None and self._round_began_at is None
-        if idle and now >= self._round_ended_at + JOIN_GAP_S:
+        if self._chosen is None and self._rounds.may_join(now):
             self._begin_round(now)
 
     def _on_ack(self, ack: Ack, now: float) -> None:
@@ -264,7 +250,8 @@ class PeerPaths:
         if ping.to is None:
             self._relayed.acked(ping.size_bytes, ping.generation, now - ping.sent_at, now, keepalive_s)
             return
-        path = self._paths.get(ping.to)
+        # A guessed port is no path before it answers.
+        path = self._paths.get(ping.to) or self._paths.add(ping.to, CandidateKind.PREDICTED)
         if path is None:
             return
         if ack.observed is not None:
@@ -276,7 +263,9 @@ class PeerPaths:
         path.acked(ping.size_bytes, ping.generation, now - ping.sent_at, now, keepalive_s)
 
     def _mapping_forgotten(self, idle_s: float) -> None:
-        if self._keepalive.forgotten_after(idle_s):
+        """A NAT seems to have dropped a mapping after ``idle_s``. Whose is all one: a ping refreshes ours, its ack the
+        peer's."""
+        if idle_s >= MIN_KEEPALIVE_S and self._keepalive.forgotten_after(idle_s):
             self._events.append(KeepaliveShortened(idle_s, self._keepalive.interval_s))
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -285,10 +274,9 @@ class PeerPaths:
         chosen = self._chosen
         if chosen is not None and chosen.sending_since is not None and not self._flow.sending(now):
             chosen.resting(self._flow.sent_at, self._keepalive.jittered_s(self._random))
-        for path in self._paths.values():
+        for path in self._paths:
             self._advance_path(path, now)
-        if self._overlap is not None and now >= self._overlap[1]:
-            self._overlap = None
+        self._selection.expire(now)
         self._advance_round(now)
 
     def _advance_path(self, path: Path, now: float) -> None:
@@ -297,13 +285,14 @@ class PeerPaths:
         if before is PathState.SILENT and path.state is PathState.LOST:
             self._events.append(PathLost(path.address))
         if path.too_narrow(now):
-            self._events.append(PathTooNarrow(path.address))
-            path.hold_off(now)
+            if path.hold_off(now):
+                self._events.append(PathTooNarrow(path.address))
             return
         silence_s = path.gone_silent(now)
         if silence_s is not None:
             if path is self._chosen:
                 self._events.append(PathSilent(path.address, silence_s, data_only=False))
+            self._mapping_forgotten(path.idle_s)
             path.silent(now)
         elif path is self._chosen:
             self._check_data(path, now)
@@ -316,27 +305,24 @@ class PeerPaths:
             path.data_lost(now)
 
     def _advance_round(self, now: float) -> None:
-        if self._round_began_at is not None and now >= self._round_began_at + PUNCH_WINDOW_S:
-            self._round_began_at, self._round_ended_at = None, now
-            if self._chosen is None and self._trial() is None:
-                pause_s = RETRY_AFTER_S[min(self._failures, len(RETRY_AFTER_S) - 1)]
-                self._failures += 1
-                self._next_round_at = now + pause_s
+        if self._rounds.over(now) and self._chosen is None and self._paths.trial() is None:
+            pause_s = self._rounds.failed(now)
+            if self._rounds.failures <= len(RETRY_AFTER_S) and not any(path.worked for path in self._paths):
                 self._events.append(PunchFailed(len(self._paths), pause_s))
-        if self._next_round_at is not None and now >= self._next_round_at and self._chosen is None:
+        if self._rounds.due(now):
             self._begin_round(now)
 
     def _begin_round(self, now: float) -> None:
-        self._round_began_at, self._next_round_at = now, None
+        self._rounds.begin(now)
         self._relayed.wake(now)
-        for path in self._paths.values():
+        for path in self._paths:
             path.punch(now)
 
     def _new_epoch(self, now: float) -> None:
-        self._failures = 0
-        self._keepalive = Keepalive()
-        for path in self._paths.values():
+        self._birthday = None
+        for path in self._paths:
             path.forget_holds()
+        self._rounds.found()
         self._begin_round(now)
         self._settle(now)
 
@@ -345,136 +331,79 @@ class PeerPaths:
         if now >= self._relayed.due_at() and now >= self._exchange.may_ping_at():
             for size in self._relayed.take(now, keepalive_s):
                 self._ping(None, self._relayed, size, now)
-        urgent = (self._chosen, self._fallen)
-        for path in sorted(self._paths.values(), key=lambda p: (p not in urgent, not p.worked, p.scope)):
+        for path in sorted(self._paths, key=lambda p: (p.address not in self._routes, not p.worked, p.scope)):
             due_at = path.due_at()
             if due_at is None or now < due_at or now < self._exchange.may_ping_at():
                 continue
+            before_bytes = path.mtu.confirmed_bytes
             for size in path.take(now):
                 self._ping(path.address, path, size, now)
+            if before_bytes and not path.mtu.confirmed_bytes and path is self._chosen:
+                self._events.append(PathNarrowed(path.address, before_bytes))
+        self._send_guess(now)
+
+    def _send_guess(self, now: float) -> None:
+        due_at = None if self._birthday is None or self._chosen is not None else self._birthday.due_at()
+        if self._birthday is not None and due_at is not None and max(due_at, self._exchange.may_ping_at()) <= now:
+            to, socket = self._birthday.take(now)
+            self._exchange.ping(Outstanding(to, now, 0.0, MIN_MESSAGE_BYTES, 0, socket))
 
     def _ping(self, to: Address | None, path: Path | RelayedPath, size_bytes: int, now: float) -> None:
-        idle_s = 0.0 if path.sent_at is None else now - max(path.sent_at, self._data_on(to))
+        idle_s = 0.0 if path.sent_at is None else now - path.sent_at
         ping = Outstanding(to, now, idle_s, size_bytes, path.mtu.generation, self._socket_of(to))
         active = to is not None and to in self._routes
-        punching = to is None and self._round_began_at is not None
+        punching = to is None and self._rounds.on
         if self._exchange.ping(ping, active=active, punching=punching):
             path.sent_at = now
-
-    def _data_on(self, to: Address | None) -> float:
-        return self._flow.sent_at if to in self._routes else float("-inf")
 
     # -- choice ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now: float) -> None:
         """After any input: choose, say what changed, and set the timer."""
-        self._choose(now)
+        if self._selection.fall():
+            self._fell(now)
+        before = self._chosen
+        if self._selection.improve(self._paths, now):
+            self._took_over(before, now)
+        if self._chosen is not None:
+            self._paths.thin_out(self._chosen, now)
+        else:
+            self._rounds.ensure(now)
         self._set_routes()
-        self._announce()
+        self._events.path_is(self.address, self.rtt_s, self._max_datagram_bytes)
         self._set_timer(now)
 
-    def _choose(self, now: float) -> None:
-        if self._chosen is not None and self._chosen.state is not PathState.USABLE:
-            self._fall(now)
-        if self._fallen is not None and self._fallen.state not in {PathState.SILENT, PathState.CONFIRMING}:
-            self._fallen = None
-        best = best_of((p for p in self._paths.values() if p.state is PathState.USABLE), self._chosen)
-        if best is not None and best is not self._chosen:
-            self._take_over(best, now)
-        if self._chosen is not None:
-            self._stand_down(self._chosen, now)
-        elif self._round_began_at is None and self._next_round_at is None:
-            self._next_round_at = now + RETRY_AFTER_S[0]
-
-    def _fall(self, now: float) -> None:
-        """The path in use no longer works: over the relay, and nothing else is trusted before it is proven again."""
-        self._fallen, self._chosen, self._overlap = self._chosen, None, None
-        for path in self._paths.values():
-            if path.state is PathState.USABLE:
-                path.confirm(now)
-        self._failures = 0
-        if self._round_began_at is None:
+    def _fell(self, now: float) -> None:
+        """The path in use no longer works: nothing else is trusted before it is proven again."""
+        for path in self._paths.usable():
+            path.confirm(now)
+        if not self._rounds.on:
             self._begin_round(now)
 
-    def _take_over(self, path: Path, now: float) -> None:
-        old = self._chosen
-        if old is not None:
-            old.resting(self._flow.sent_at, self._keepalive.jittered_s(self._random))
-            trip_s = max(old.round_trip.smoothed_s or 0.0, path.round_trip.smoothed_s or 0.0)
-            self._overlap = (old.address, now + trip_s)
-        self._chosen, self._fallen = path, None
-        self._failures, self._next_round_at = 0, None
+    def _took_over(self, before: Path | None, now: float) -> None:
+        if before is not None:
+            before.resting(self._flow.sent_at, self._keepalive.jittered_s(self._random))
+        self._rounds.found()
         self._flow.restart()
-        if self._flow.sending(now):
-            path.sending(now)
-
-    def _stand_down(self, chosen: Path, now: float) -> None:
-        """Keep a few spares alive and look only for what would be nearer than the path in use."""
-        spares = sorted(
-            (p for p in self._paths.values() if p.state is PathState.USABLE and p is not chosen),
-            key=lambda p: (p.scope, p.round_trip.smoothed_s or 0.0),
-        )
-        for path in spares[SPARES:]:
-            path.retire(now)
-        for path in self._paths.values():
-            if path.state is PathState.LOST and path.scope >= chosen.scope:
-                path.retire(now)
-
-    def _trial(self) -> Path | None:
-        confirming = [p for p in self._paths.values() if p.state is PathState.CONFIRMING]
-        return min(confirming, key=lambda p: (p.scope, p.round_trip.smoothed_s or 0.0), default=None)
+        if self._chosen is not None and self._flow.sending(now):
+            self._chosen.sending(now)
 
     def _set_routes(self) -> None:
-        if self._chosen is None:
-            beside = self._fallen or self._trial()
-            self._routes = (None,) if beside is None else (None, beside.address)
-        elif self._overlap is None:
-            self._routes = (self._chosen.address,)
-        else:
-            self._routes = (self._chosen.address, self._overlap[0])
-
-    def _announce(self) -> None:
-        before, before_bytes = self._announced
-        after, after_bytes = self._announced = (self.address, self.max_datagram_bytes)
-        if after != before:
-            was = PathKind.RELAYED if before is None else PathKind.DIRECT
-            self._events.append(PathChanged(self.kind, after, self.rtt_s, after_bytes, was, before))
-        elif after_bytes != before_bytes:
-            self._events.append(DatagramSizeChanged(after_bytes, before_bytes))
+        paths = self._selection.routes(self._paths)
+        self._routes = tuple(None if path is None else path.address for path in paths)
+        sizes = [self._relayed.max_datagram_bytes if path is None else path.mtu.confirmed_bytes for path in paths]
+        # A path still being confirmed has no size of its own yet: the relay's copy is the one that counts.
+        self._max_datagram_bytes = min(size for size in sizes if size)
 
     def _set_timer(self, now: float) -> None:
         may_ping_at = self._exchange.may_ping_at()
         times = [self._relayed.due_at()]
-        times.extend(due for path in self._paths.values() if (due := path.due_at()) is not None)
+        times.extend(due for path in self._paths if (due := path.due_at()) is not None)
+        if self._birthday is not None and self._chosen is None and (guess_at := self._birthday.due_at()) is not None:
+            times.append(guess_at)
         times = [time if time > now else max(time, may_ping_at) for time in times]
-        if self._overlap is not None:
-            times.append(self._overlap[1])
-        if self._round_began_at is not None:
-            times.append(self._round_began_at + PUNCH_WINDOW_S)
-        elif self._next_round_at is not None:
-            times.append(self._next_round_at)
+        times.extend(due for due in (self._selection.due_at(), self._rounds.due_at()) if due is not None)
         self._timer = min(times)
-
-    # -- the table of paths ---------------------------------------------------------------------------------------
 
     def _socket_of(self, address: Address | None) -> int:
         return 0 if address is None else self.socket_for(address)
-
-    def _add(self, address: Address, kind: CandidateKind, *, advertised: bool) -> Path | None:
-        """The path to ``address``, made if there is room for it."""
-        path = self._paths.get(address)
-        if path is not None:
-            return path
-        if len(self._paths) >= MAX_CANDIDATES and not self._evict():
-            return None
-        path = self._paths[address] = Path(address, kind, advertised=advertised)
-        return path
-
-    def _evict(self) -> bool:
-        """Make room: the path heard from longest ago, learned ones first, of those that nothing is expected of."""
-        idle = [path for path in self._paths.values() if path.state is PathState.IDLE]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda p: (p.advertised, p.heard_at if p.heard_at is not None else float("-inf")))
-        del self._paths[oldest.address]
-        return True

@@ -10,7 +10,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
+from typing import Any
 
 from kafila.nat.candidates import Candidate, CandidateKind, may_probe
 from kafila.nat.events import Event
@@ -22,46 +23,68 @@ RELAY = Address("198.51.100.1", 4433)
 
 
 @dataclass
+class Mapping:
+    """One outside port of a NAT."""
+
+    inside: Address
+    port: int
+    used_at: float
+
+
+@dataclass
 class Nat:
-    """One home router: endpoint-independent or per-destination mapping, and the three filters."""
+    """One home router (RFC 4787): how it maps, how it filters, and how soon it forgets."""
 
     host: str
     mapping: str = "EIM"  # EIM, ADM, APDM
     filtering: str = "APDF"  # EIF, ADF, APDF
-    timeout_s: float = 1e9
+    timeout_s: float = float("inf")
+    scope: str = "mapping"  # or "endpoint": what the filter remembers destinations by
+    keeps_ports: bool = False  # a forgotten mapping gets its old port again
+    mappings: dict[object, Mapping] = field(default_factory=dict)
+    sent_to: dict[object, set[Address]] = field(default_factory=dict)
     ports: dict[object, int] = field(default_factory=dict)
-    used_at: dict[object, float] = field(default_factory=dict)
-    allowed: dict[int, set[Address]] = field(default_factory=dict)
     next_port: int = 40000
-    owner_of: dict[int, Address] = field(default_factory=dict)
+    random_ports: random.Random | None = None
 
-    def outbound(self, source: Address, to: Address, now: float) -> Address:
-        key: object = {"EIM": source, "ADM": (source, to.host), "APDM": (source, to)}[self.mapping]
-        if key in self.ports and now - self.used_at[key] > self.timeout_s:
-            self.allowed.pop(self.ports[key], None)
-            self.owner_of.pop(self.ports.pop(key), None)
-        if key not in self.ports:
-            self.ports[key] = self.next_port
-            self.next_port += 1
-        port = self.ports[key]
-        self.used_at[key] = now
-        self.owner_of[port] = source
-        self.allowed.setdefault(port, set()).add(to)
-        return Address(self.host, port)
+    def outbound(self, inside: Address, to: Address, now: float) -> Address:
+        key: object = {"EIM": inside, "ADM": (inside, to.host), "APDM": (inside, to)}[self.mapping]
+        mapping = self.mappings.get(key)
+        if mapping is None or now - mapping.used_at > self.timeout_s:
+            port = self.ports.get(key) if self.keeps_ports else None
+            if port is None:
+                port = self.ports[key] = self._new_port()
+            mapping = self.mappings[key] = Mapping(inside, port, now)
+            self.sent_to.pop(self._filter_key(mapping), None)
+        mapping.used_at = now
+        self.sent_to.setdefault(self._filter_key(mapping), set()).add(to)
+        return Address(self.host, mapping.port)
 
     def inbound(self, source: Address, port: int, now: float) -> Address | None:
-        """Inbound packets do not refresh a mapping."""
-        inside = self.owner_of.get(port)
-        key = next((key for key, value in self.ports.items() if value == port), None)
-        if inside is None or now - self.used_at[key] > self.timeout_s:
+        """Whom a packet to ``port`` reaches, if anybody. It does not refresh the mapping."""
+        mapping = next((m for m in self.mappings.values() if m.port == port), None)
+        if mapping is None or now - mapping.used_at > self.timeout_s:
             return None
-        peers = self.allowed[port]
+        sent_to = self.sent_to[self._filter_key(mapping)]
         passes = {
             "EIF": True,
-            "ADF": any(peer.host == source.host for peer in peers),
-            "APDF": source in peers,
+            "ADF": any(address.host == source.host for address in sent_to),
+            "APDF": source in sent_to,
         }[self.filtering]
-        return inside if passes else None
+        return mapping.inside if passes else None
+
+    def _new_port(self) -> int:
+        self.next_port += 1
+        return self.next_port - 1 if self.random_ports is None else self.random_ports.randrange(1024, 65536)
+
+    def _filter_key(self, mapping: Mapping) -> object:
+        return mapping.port if self.scope == "mapping" else mapping.inside
+
+    def forget(self) -> None:
+        """Reboot: every mapping is gone, and new ones get new ports."""
+        self.mappings.clear()
+        self.sent_to.clear()
+        self.ports.clear()
 
 
 @dataclass
@@ -73,8 +96,11 @@ class Side:
     address: Address
     nat: Nat | None = None
     extra: tuple[Address, ...] = ()
+    from_extra: bool = False
+    """Packets to an extra (loopback) address come from one."""
     paths: PeerPaths = field(init=False)
     events: list[Event] = field(default_factory=list)
+    socket_of: dict[Address, int] = field(default_factory=dict)  # inside address -> socket number
     probes: list[tuple[float, Address | None, int]] = field(default_factory=list)
     arrivals: list[tuple[int, float, float]] = field(default_factory=list)  # number, sent, arrived
     seen: set[int] = field(default_factory=set)
@@ -118,13 +144,14 @@ class Pair:
         self.a = Side("a", NodeId(b"aaaaaaaa"), Address("192.168.1.2", 4242))
         self.b = Side("b", NodeId(b"bbbbbbbb"), Address("192.168.1.3", 4242))
         self.started: set[str] = set()
+        self._standstill = 0
 
     # -- set-up ---------------------------------------------------------------------------------------------------
 
     def other(self, side: Side) -> Side:
         return self.b if side is self.a else self.a
 
-    def behind(self, side: Side, mapping: str, filtering: str, **more: float) -> None:
+    def behind(self, side: Side, mapping: str, filtering: str, **more: Any) -> None:
         self.shared_lan = False
         host = {"a": "203.0.113.1", "b": "203.0.113.2"}[side.name]
         side.address = Address({"a": "10.0.0.2", "b": "10.1.0.2"}[side.name], 4242)
@@ -179,16 +206,18 @@ class Pair:
                 self.now = end
                 return until is not None and until()
             if first <= timer:
-                self.now, _, action = heapq.heappop(self._heap)
-                action()
+                self._move_to(first)
+                heapq.heappop(self._heap)[2]()
             else:
-                self.now = max(self.now, timer)
+                self._move_to(timer)
+                self._standstill += 1
+                assert self._standstill < 20, "a timer that fires and does not move on"
                 side.paths.handle_timer(self.now)
-                after = side.paths.next_timer()
-                assert after is not None
-                assert after > self.now or side.paths.routes(self.now)
-                assert after > timer, "a timer that fires without moving on"
                 self.flush(side)
+
+    def _move_to(self, time: float) -> None:
+        if time > self.now:
+            self.now, self._standstill = time, 0
 
     def sides(self) -> list[Side]:
         return [side for side in (self.a, self.b) if side.name in self.started]
@@ -198,13 +227,13 @@ class Pair:
     def flush(self, side: Side) -> None:
         for probe in side.paths.probes_to_send(self.now):
             side.probes.append((self.now, probe.to, len(probe.data)))
-            self._transmit(side, probe.data, probe.to)
+            self._transmit(side, probe.data, probe.to, probe.socket)
         while (event := side.paths.next_event()) is not None:
             side.events.append(event)
         assert 1 <= len(side.paths.routes(self.now)) <= 2
         assert side.paths.max_datagram_bytes >= 1200
 
-    def stream(self, side: Side, every_s: float = 0.02) -> None:
+    def stream(self, side: Side, every_s: float = 0.04) -> None:
         """From now on ``side`` sends a full datagram every ``every_s`` seconds, each answered by an acknowledgement."""
         side.sending = True
 
@@ -224,17 +253,21 @@ class Pair:
                 side.data_relayed += 1
             else:
                 side.data_direct += 1
-            self._transmit(side, payload, route)
+            self._transmit(side, payload, route, 0 if route is None else side.paths.socket_for(route))
         side.paths.data_sent(self.now)
         self.flush(side)
 
-    def _transmit(self, side: Side, data: bytes, to: Address | None) -> None:
+    def _transmit(self, side: Side, data: bytes, to: Address | None, socket: int = 0) -> None:
         if to is None:
             if self.relay_up:
                 self._deliver(side, self.other(side), None, data, self.relay_latency_s)
             return
         assert may_probe(to, same_machine=True), f"forbidden address {to}"
-        source = side.address if side.nat is None else side.nat.outbound(side.address, to, self.now)
+        inside = Address(side.address.host, side.address.port + socket)
+        if side.from_extra and to in self.other(side).extra:
+            inside = side.extra[0]
+        side.socket_of[inside] = socket
+        source = inside if side.nat is None else side.nat.outbound(inside, to, self.now)
         if len(data) > self.mtu_bytes[side.name] or side.name in self.blocked:
             return
         if any(drops(side.name, data, to) for drops in self.filters):
@@ -246,12 +279,13 @@ class Pair:
         if self.random.random() < self.loss:
             return
         target = self.other(sender)
+        inside: Address | None = to
         if target.nat is not None and to.host == target.nat.host:
-            if target.nat.inbound(source, to.port, self.now) is None:
-                return
+            inside = target.nat.inbound(source, to.port, self.now)
         elif to not in (target.address, *target.extra) or not (self.shared_lan or target.nat is None):
             return
-        self._receive(target, source, data)
+        if inside is not None:
+            self._receive(target, source, data, target.socket_of.get(inside, 0))
 
     def _deliver(self, sender: Side, target: Side, source: Address | None, data: bytes, latency_s: float) -> None:
         if self.random.random() >= self.loss:
@@ -260,13 +294,13 @@ class Pair:
     def _delay_s(self, latency_s: float) -> float:
         return latency_s + self.random.random() * self.jitter_s
 
-    def _receive(self, target: Side, source: Address | None, data: bytes) -> None:
+    def _receive(self, target: Side, source: Address | None, data: bytes, socket: int = 0) -> None:
         if target.name not in self.started:
             return
         if data[0] & 0x40:
             self._receive_data(target, source, data)
         else:
-            target.paths.receive(data, source, self.now)
+            target.paths.receive(data, source, self.now, socket)
             self.flush(target)
 
     def _receive_data(self, target: Side, source: Address | None, data: bytes) -> None:
@@ -289,7 +323,7 @@ class Pair:
     def longest_gap_s(self, side: Side, since: float) -> float:
         """The longest time in which nothing new arrived at ``side``, from ``since`` until now."""
         times = [since, *(arrived for _, _, arrived in side.arrivals if arrived >= since), self.now]
-        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        return max(later - earlier for earlier, later in pairwise(times))
 
 
 def most_in_a_second(times: Sequence[float]) -> int:
