@@ -17,6 +17,7 @@ import transformers
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
+torch.set_num_threads(1)  # models this small only wait for a second thread, very long on a busy machine
 
 CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),

@@ -28,7 +28,7 @@ class LocalRing:
         self.config = checkpoint.config
         self.shards: list[Shard[Tensor]] = [
             load_shard(
-                TorchOps("cpu", dtype),
+                TorchOps("cpu", dtype, threads=1),
                 checkpoint,
                 BlockRange(first, stop),
                 holds_head=first == 0,
