@@ -128,14 +128,34 @@ def rendezvous(bind: str) -> None:
 def _run(command: Callable[[], None]) -> None:
     """Run a command; whatever goes wrong is one line and an exit code."""
     try:
-        code = 0
+        code = _outcome(command)
+    except BaseExceptionGroup as group:
+        # Nurseries wrap what their tasks raise. One of our own errors, however deep, is still one line.
+        ours, others = group.split(KafilaError)
+        if ours is None or others is not None:
+            raise
+        code = _tell(_first(ours))
+    _leave(code)
+
+
+def _outcome(command: Callable[[], None]) -> int:
+    try:
         command()
     except KafilaError as error:
-        click.echo(click.style("error: ", fg="red") + str(error), err=True)
-        code = error.exit_code
+        return _tell(error)
     except KeyboardInterrupt:
-        code = INTERRUPTED
-    _leave(code)
+        return INTERRUPTED
+    return 0
+
+
+def _tell(error: KafilaError) -> int:
+    click.echo(click.style("error: ", fg="red") + str(error), err=True)
+    return error.exit_code
+
+
+def _first(group: BaseExceptionGroup[KafilaError]) -> KafilaError:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _leave(code: int) -> None:

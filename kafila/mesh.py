@@ -249,6 +249,11 @@ class Mesh:
             self._collect(link)
 
     def _beat(self, link: _Link, now: float) -> None:
+        late_s = now - link.beat_at
+        if late_s > HEARTBEAT_S:
+            # This process stood still (a lid closed, a processor taken): what arrived meanwhile is yet to be read, and
+            # our own pause must not be taken for the peer's.
+            link.heard_at += late_s
         link.beat_at = now + HEARTBEAT_S
         if self._control.state is State.READY:
             # A rendezvous that just came back gives a relayed peer the same time as any other to be heard again.

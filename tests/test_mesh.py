@@ -213,6 +213,16 @@ def test_a_member_that_dies_is_missed_within_seconds(pair: Pair) -> None:
     assert "no sign of life" in pair.b.down()[0].reason
 
 
+def test_a_machine_that_stood_still_does_not_take_its_own_pause_for_its_peers(pair: Pair) -> None:
+    pair.link()
+    pair.wire.run(5.0)
+    pair.wire.now += 20.0  # nobody was driven, and nothing was sent
+    pair.wire.run(20.0)
+    assert pair.linked()
+    assert not pair.a.down()
+    assert not pair.b.down()
+
+
 def test_an_idle_link_lives_on(pair: Pair) -> None:
     pair.link()
     pair.wire.run(300.0)

@@ -74,7 +74,7 @@ class TorchOps:
 
         Raises DeviceError for a device that is not there.
         """
-        self._device = torch.device(device)
+        self._device = _find_device(device)
         self._dtype_name = dtype
         self._dtype = _DTYPES[dtype]
         self._check_device()
@@ -269,6 +269,17 @@ class TorchOps:
         """A float32 array."""
         result: npt.NDArray[np.float32] = x.to("cpu", torch.float32).numpy()
         return result
+
+
+def _find_device(name: str) -> torch.device:
+    """The device a person named; ``auto`` is the fastest kind there is. Raises DeviceError for what is no device."""
+    if name == "auto":
+        kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        name = next(kind for kind, present in kinds.items() if present)
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError(f"{name!r} is no device: --device takes auto, cpu, cuda, cuda:1 or mps") from error
 
 
 def _can_pack() -> bool:
