@@ -10,8 +10,10 @@ import trio
 
 from kafila.nat.driver import classify_network
 from kafila.nat.report import Allocator, Filtering, FilterScope, Mapping, NatReport
+from kafila.nat.stun_server import Local, StunServer
 from kafila.net import DatagramSocket
 from kafila.types import Address
+from kafila.udp import TrioNetwork
 from sims import filtering as sims_filtering
 from sims import nat as sims_nat
 from sims.clock import run_virtual
@@ -176,6 +178,29 @@ def test_the_sockets_are_given_back() -> None:
             (await member.bind(port)).close()
 
     run_virtual(bind_all)
+
+
+async def test_the_same_over_the_real_loopback() -> None:
+    network = TrioNetwork()
+    sockets: list[DatagramSocket] = [await network.bind() for _ in range(2)]
+    server = StunServer(("127.0.0.1",), (sockets[0].address.port, sockets[1].address.port), bytes(16))
+
+    async def serve(port: int) -> None:
+        while True:
+            data, source = await sockets[port].receive()
+            reply = server.respond(data, source, Local(0, port), trio.current_time())
+            if reply is not None:
+                await sockets[reply.local.port].send(reply.data, source)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve, 0)
+        nursery.start_soon(serve, 1)
+        report = await classify_network(network, [Address("127.0.0.1", server.ports[0])])
+        nursery.cancel_scope.cancel()
+    for socket in sockets:
+        socket.close()
+    assert report.on_public_address
+    assert (report.mapping, report.filtering) == (Mapping.EIM, Filtering.EIF | Filtering.ADF)
 
 
 class _NoSockets:

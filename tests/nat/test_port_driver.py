@@ -142,12 +142,14 @@ async def test_upnp_is_tried_where_nothing_better_answers_and_given_back(autojum
     home, igd = Home(), FakeIgd()
     igd.location = igd.location.replace("192.168.1.1", home.gateway)
     home.nat.service = Ssdp(igd)
-    async with home.net.running(), trio.open_nursery() as tcp, trio.open_nursery() as nursery:
-        nursery.start_soon(home.keep, 40_000, FakeTcp(igd, tcp))
-        await trio.sleep(0.6)
-        assert home.events == [PortMapped(Address("11.0.0.9", 40_000), PortMappingProtocol.UPNP)]
-        assert igd.mappings[40_000]["NewInternalClient"] == home.member.hosts()[0]
-        nursery.cancel_scope.cancel()
+    async with home.net.running(), trio.open_nursery() as tcp:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(home.keep, 40_000, FakeTcp(igd, tcp))
+            await trio.sleep(0.6)
+            assert home.events == [PortMapped(Address("11.0.0.9", 40_000), PortMappingProtocol.UPNP)]
+            assert igd.mappings[40_000]["NewInternalClient"] == home.member.hosts()[0]
+            nursery.cancel_scope.cancel()
+        tcp.cancel_scope.cancel()
     assert igd.mappings == {}
 
 
