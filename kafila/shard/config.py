@@ -134,7 +134,7 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
 def _load(name: str, text: str | bytes) -> Json:
     try:
         values = json.loads(text)
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:
         raise ModelIncomplete(f"{name} is not JSON ({error}): download the checkpoint again") from error
     if not isinstance(values, dict):
         raise ModelIncomplete(f"{name} is not a JSON object: download the checkpoint again")

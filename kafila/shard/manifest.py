@@ -133,7 +133,7 @@ def parse_header(file: str, file_bytes: int, header: bytes) -> list[TensorSpec]:
     """
     try:
         entries = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelIncomplete(f"{file}: its header is damaged ({error}): {_AGAIN}") from error
     if not isinstance(entries, dict):
         raise ModelIncomplete(f"{file}: its header is damaged (no JSON object): {_AGAIN}")
@@ -149,7 +149,7 @@ def _tensor(file: str, file_bytes: int, data_start: int, name: str, entry: Any) 
         sizes = (*shape, start, end)
     except (TypeError, KeyError, ValueError) as error:
         raise ModelIncomplete(f"{file}: its header is damaged at {name}: {_AGAIN}") from error
-    if not isinstance(dtype, str) or any(type(size) is not int or size < 0 for size in sizes):
+    if not isinstance(dtype, str) or any(type(size) is not int or size < 0 for size in sizes) or start > end:
         raise ModelIncomplete(f"{file}: its header is damaged at {name}: {_AGAIN}")
     if dtype in STORED_BYTES and end - start != math.prod(shape) * STORED_BYTES[dtype]:
         raise ModelIncomplete(
@@ -187,7 +187,7 @@ def _placement(folder: Path, expected: Mapping[str, object]) -> dict[str, str]:
     try:
         weight_map = json.loads(index_path.read_bytes())["weight_map"]
         placed = {name: weight_map[name] for name in expected if name in weight_map}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelIncomplete(f"{index_path} is damaged (no weight_map): {_AGAIN}") from error
     for name in expected:
         file = placed.get(name)
