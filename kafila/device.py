@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,11 +86,7 @@ class DeviceBackend:
         from kafila.shard.probe import measure  # noqa: PLC0415  - imports numpy, slow and not needed for errors
 
         open_checkpoint(Path(offer.source))
-        capability = measure(self._ops(offer.dtype), parse_config(offer.config))
-        limit = self._settings.memory_bytes
-        if limit is None:
-            return capability
-        return replace(capability, memory_bytes=min(limit, capability.memory_bytes))
+        return measure(self._ops(offer.dtype), parse_config(offer.config), memory_cap=self._settings.memory_bytes)
 
     async def worker(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> Worker:
         """A worker thread that loads its shard first."""
@@ -118,7 +114,7 @@ class DeviceBackend:
             from kafila.shard.torch_ops import TorchOps  # noqa: PLC0415  - torch takes seconds to import
         except ModuleNotFoundError as error:
             raise DeviceError(
-                f"this installation cannot hold a share of a model, {error.name} is missing: pip install 'kafila[torch]'"
+                f"this installation holds no share of a model ({error.name} is missing): pip install 'kafila[torch]'"
             ) from error
         return TorchOps(self._settings.device, dtype, threads=self._settings.threads)
 

@@ -105,7 +105,9 @@ class Chat:
             self.console.status("stopped")
         elif last is None or last.finish is None:
             return
-        elif last.finish in {FinishReason.ERROR, FinishReason.CONTEXT, FinishReason.MEMBER_LEFT}:
+        elif last.finish is FinishReason.MEMBER_LEFT:
+            return  # the node is about to say who left, for everybody
+        elif last.finish in {FinishReason.ERROR, FinishReason.CONTEXT}:
             self.console.error(last.note or last.finish.value)
         elif last.decode_s > 0 and last.answer_tokens > 1:
             rate = (last.answer_tokens - 1) / last.decode_s

@@ -107,6 +107,8 @@ class ServingRing:
             case Said(text):
                 if (mailbox := self._mailboxes.get(text.request)) is not None:
                     mailbox.put(text)
+                if text.finish is not None:
+                    self._recorder.record("answer", trio.current_time(), _answer_facts(text))
             case Lately(stats):
                 self.stats = stats
             case Broken(text):
@@ -140,6 +142,16 @@ class ServingRing:
         """The session is over: everybody who waits here keeps what they have and is told."""
         for request, mailbox in self._mailboxes.items():
             mailbox.put(Text(request, self._place.me, "", FinishReason.MEMBER_LEFT, note))
+
+
+def _answer_facts(text: Text) -> dict[str, object]:
+    return {
+        "finish": text.finish.value if text.finish else "",
+        "prompt_tokens": text.prompt_tokens,
+        "answer_tokens": text.answer_tokens,
+        "first_token_s": round(text.prefill_s, 6),
+        "rest_s": round(text.decode_s, 6),
+    }
 
 
 def _batch_facts(done: BatchDone) -> dict[str, object]:
