@@ -56,6 +56,12 @@ def test_overloads_are_those_who_lack_room_worst_first(rooms: list[int], need: N
     assert [one.shortfall for one in over] == sorted((one.shortfall for one in over), reverse=True)
 
 
+def test_a_member_filled_to_the_byte_is_not_overloaded() -> None:
+    need = Need(blocks=4, per_block=10, head=5)
+    assert overloads([2, 2], 0, [25, 20], need) == []
+    assert [one.shortfall for one in overloads([2, 2], 0, [24, 19], need)] == [1, 1]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4),
     needs,

@@ -67,10 +67,10 @@ def test_the_head_moves_where_the_anchor_has_no_room_for_it() -> None:
 
 
 def test_a_gain_of_exactly_the_margin_moves_nothing() -> None:
-    # One block each; the head costs 100 at the anchor and 95 at the other: 5% less, and not more than 5%.
+    # One block each; the head costs 100 at the anchor and 75 at the other: a quarter less, and not more than a quarter.
     anchor = Device(overhead=0, per_block=50, head_read=50, limit=1, head_limit=1)
-    other = Device(overhead=0, per_block=50, head_read=45, limit=1, head_limit=1)
-    for margin, head in ((0.0, 1), (0.04, 1), (0.05, 0)):
+    other = Device(overhead=0, per_block=50, head_read=25, limit=1, head_limit=1)
+    for margin, head in ((0.0, 1), (0.24, 1), (0.25, 0)):
         placement = place_head(2, [anchor, other], margin)
         assert placement is not None
         assert placement.head == head

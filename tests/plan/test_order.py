@@ -93,6 +93,13 @@ def test_in_a_ring_that_relays_everywhere_members_of_one_site_are_neighbours() -
     assert abs(names.index("x") - names.index("y")) == 1
 
 
+def test_no_separation_outweighs_a_cost() -> None:
+    members = [member(name, rtt_s=rtt_s) for name, rtt_s in (("a", 0.0), ("b", 0.1), ("c", 0.0), ("d", 0.1))]
+    round_trips = {(0, 1): 0.1, (1, 2): 0.1, (2, 3): 0.1, (0, 3): 0.1, (0, 2): 0.11, (1, 3): 0.11}
+    known = {pair: KnownEdge(PathKind.DIRECT, rtt_s) for pair, rtt_s in round_trips.items()}
+    assert arrange(members, survey(members, known), 0).order == (0, 1, 2, 3)
+
+
 def test_a_verified_edge_changes_the_order() -> None:
     members = [member(name, rtt_s=0.05, nat=R) for name in "abcd"]
     known = {(0, 2): KnownEdge(PathKind.DIRECT, 0.001), (1, 3): KnownEdge(PathKind.DIRECT, 0.001)}
