@@ -158,6 +158,11 @@ class ShardWorker:
         """Begin loading; `Loaded` or a `Failed` without a batch is the first result."""
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def submit(self, job: Job) -> None:
         """Queue a job. Raises DeviceError when ``inbox`` jobs wait already: the caller asked for too much at once."""
         if self._jobs.qsize() >= self._limit:

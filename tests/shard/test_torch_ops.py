@@ -1,0 +1,247 @@
+"""Torch's operations against their definitions, and RoPE against transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  - torch's own name for it
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from kafila.errors import DeviceError
+from kafila.shard import torch_kernels as kernels
+from kafila.shard.config import LinearRope, Llama3Rope, parse_config
+from kafila.shard.ops import AttentionShape, HostTensor, rope_frequencies
+from kafila.shard.torch_ops import DenseMatrix, PackedMatrix, TorchOps
+from kafila.types import Segment
+from tests.shard.test_config import LLAMA, LLAMA3
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _ops(dtype: str = "float32") -> TorchOps:
+    return TorchOps("cpu", dtype, threads=1)
+
+
+def _host(values: Tensor, dtype: str = "F32") -> HostTensor:
+    if dtype == "BF16":
+        return HostTensor("BF16", values.bfloat16().view(torch.int16).numpy().view(np.uint16))
+    return HostTensor(dtype, values.numpy() if dtype == "F32" else values.half().numpy())
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_device_that_is_not_there() -> None:
+    for name in ("cuda:17", "mps" if not torch.backends.mps.is_available() else "cuda:17", "meta"):
+        with pytest.raises(DeviceError, match=f"no device {name} here; it has .*cpu.*--device"):
+            TorchOps(name, "float32")
+
+
+def test_a_device_says_what_it_is() -> None:
+    assert TorchOps("cpu", "float32", threads=1).device == "cpu (1 thread)"
+    assert _ops("float16").dtype == "float16"
+    assert _ops().memory_bytes() is None
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_kernels_are_compiled_where_torch_can_and_the_same_where_not(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(kernels.attention, torch.jit.ScriptFunction)
+    if not compiled:
+        monkeypatch.setattr(torch.jit, "script", lambda _: (_ for _ in ()).throw(RuntimeError("gone")))
+
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    assert kernels.compiled(double)(torch.ones(1)).item() == 2
+    assert (kernels.compiled(double) is double) == (not compiled)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_matrix_of_parts(dtype: str, stored: str, *, bias: bool) -> None:
+    parts = [_host(_random(8, 16, seed=1), stored), _host(_random(24, 16, seed=2), "BF16")]
+    biases = [_host(_random(8, seed=3), stored), _host(_random(24, seed=4))] if bias else None
+    ops = _ops(dtype)
+    x = _random(3, 16, seed=5)
+    weight = torch.cat([_random(8, 16, seed=1), _random(24, 16, seed=2)])
+    expected = F.linear(x, weight, torch.cat([_random(8, seed=3), _random(24, seed=4)]) if bias else None)
+    matrix = ops.matrix(parts, biases)
+    assert isinstance(matrix, DenseMatrix if dtype == "float32" else PackedMatrix)
+    torch.testing.assert_close(matrix(x).float(), expected, rtol=0.02, atol=0.05)
+
+
+def test_values_beyond_half_precision_are_kept_in_bfloat16() -> None:
+    weight = _random(4, 8)
+    weight[0, 0] = 1e6
+    matrix = _ops("bfloat16").matrix([_host(weight, "BF16")], None)
+    assert isinstance(matrix, DenseMatrix)
+    x = torch.eye(8)
+    assert matrix(x).dtype == torch.float32
+    torch.testing.assert_close(matrix(x).t()[0, 0], torch.tensor(1e6), rtol=0.01, atol=0.0)
+    table = _ops("bfloat16").table(_host(weight, "BF16"))
+    assert isinstance(_ops("bfloat16").tied_matrix(table), DenseMatrix)
+
+
+def test_a_bfloat16_weight_survives_packing() -> None:
+    """Exactly from 2^-14 on; below, half precision's smallest step is 2^-24."""
+    exponents = torch.arange(-24.0, 16.0)
+    weight = (torch.tensor([1.0, 1.0078125, 1.9921875, -1.5]).unsqueeze(1) * 2**exponents).bfloat16().float()
+    matrix = _ops("bfloat16").matrix([_host(weight, "BF16")], None)
+    assert isinstance(matrix, PackedMatrix)
+    back = matrix(torch.eye(len(exponents))).t()
+    large = weight.abs() >= 2**-14
+    assert (back[large] == weight[large]).all()
+    assert ((back - weight).abs() <= 2**-25).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm(dtype: str) -> None:
+    ops = _ops(dtype)
+    weight, x = 1 + 0.2 * _random(48), _random(5, 48, seed=1)
+    x[2] = 0
+    rows = ops.from_bytes(ops.to_bytes(x, "float32"), "float32", 48)
+    expected = F.rms_norm(rows.float(), (48,), weight, 1e-5)
+    before = rows.clone()
+    torch.testing.assert_close(
+        ops.rms_norm(rows, ops.norm(_host(weight), 1e-5)).float(), expected, rtol=1e-5, atol=1e-6
+    )
+    assert (rows == before).all()
+
+
+def test_silu_gate() -> None:
+    x = _random(3, 20)
+    expected = x[:, :10] * F.silu(x[:, 10:])
+    torch.testing.assert_close(_ops().silu_gate(x), expected)
+
+
+@given(rows=st.integers(1, 4), heads=st.integers(1, 3), pairs=st.integers(1, 4), start=st.integers(0, 60))
+def test_complex_and_real_rotations_agree(rows: int, heads: int, pairs: int, start: int) -> None:
+    frequencies = [10000 ** (-index / pairs) for index in range(pairs)]
+    x = _random(rows, heads, 2 * pairs)
+    turned = x.clone()
+    kernels.rotate(turned, _ops().rope(frequencies, 64).narrow(0, start, rows))
+    for dtype in (torch.float32, torch.bfloat16):
+        real = x.to(dtype, copy=True)
+        with_pairs = torch.outer(torch.arange(64.0), torch.tensor(frequencies))
+        kernels.rotate(real, torch.stack((with_pairs.cos(), with_pairs.sin()), 1).narrow(0, start, rows))
+        tolerance = 1e-6 if dtype is torch.float32 else 0.03
+        torch.testing.assert_close(real.float(), turned, rtol=tolerance, atol=tolerance)
+
+
+ROPES = {
+    "plain": ({"rope_type": "default", "rope_theta": 5e5}, None),
+    "linear": ({"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}, LinearRope(4.0)),
+    "llama3": ({"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, Llama3Rope(8.0, 1.0, 4.0, 8192)),
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_frequencies_are_those_of_transformers(kind: str) -> None:
+    parameters, scaling = ROPES[kind]
+    keys: dict[str, Any] = {"head_dim": 128, "max_position_embeddings": 131072}
+    theirs = transformers.LlamaConfig(rope_parameters=parameters, **keys)
+    if kind == "plain":
+        expected = 1 / 5e5 ** (torch.arange(0, 128, 2).float() / 128)
+    else:
+        expected, _ = ROPE_INIT_FUNCTIONS[kind](theirs, torch.device("cpu"))
+    config = parse_config(json.dumps(LLAMA | {"rope_parameters": parameters, **keys}))
+    assert config.rope_scaling == scaling
+    torch.testing.assert_close(torch.tensor(rope_frequencies(config)), expected)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
+    """By definition: q (length, heads, dim) at positions from ``start``; k, v (end, kv_heads, dim)."""
+    length, heads, dim = q.shape
+    group = heads // k.size(1)
+    out = torch.zeros(length, heads, dim)
+    for row in range(length):
+        position = start + row
+        first = max(0, position + 1 - window) if window else 0
+        for head in range(heads):
+            keys, values = k[first : position + 1, head // group], v[first : position + 1, head // group]
+            out[row, head] = torch.softmax(keys @ q[row, head] / dim**0.5, 0) @ values
+    return out.reshape(length, heads * dim)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),
+    window=st.sampled_from([0, 1, 3, 100]),
+)
+def test_attention_over_ragged_batches(lengths: list[tuple[int, int]], heads: tuple[int, int], window: int) -> None:
+    """Against the definition, with slots that grow over several batches; no rotation (frequency 0), no norm."""
+    ops, (many, few), dim, context = _ops(), heads, 4, 24
+    shape = AttentionShape(many, few, dim, window)
+    kv = ops.kv_storage(4, context, few, dim)
+    rope = ops.rope([0.0] * (dim // 2), context)
+    held: list[list[Tensor]] = [[] for _ in range(4)]
+    for turn in range(2):
+        segments, rows, expected = [], [], []
+        for number, (slot, length) in enumerate(lengths):
+            start = len(held[slot])
+            if start + length > context:
+                continue
+            new = _random(length, many + 2 * few, dim, seed=10 * turn + number)
+            segments.append(Segment(slot, start, length, sample=False))
+            rows.append(new.reshape(length, -1))
+            held[slot].extend(new[:, many:])
+            past = torch.stack(held[slot])
+            expected.append(_attend(new[:, :many], past[:, :few], past[:, few:], start, window))
+        out = ops.attention(torch.cat(rows), shape, None, kv, ops.place(segments, rope))
+        torch.testing.assert_close(out, torch.cat(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_q_and_k_are_normalised_and_v_is_not() -> None:
+    ops, shape = _ops(), AttentionShape(2, 1, 4, 0)
+    weight = 1 + 0.3 * _random(3, 4, seed=9)
+    qkv = _random(5, 16)
+    rows = qkv.view(5, 4, 4).clone()
+    rows[:, :3] = F.rms_norm(rows[:, :3], (4,), None, 1e-5) * weight
+    segments = [Segment(0, 0, 5, sample=False)]
+    rope = ops.rope([1.0, 0.1], 8)
+    plain = ops.attention(rows.reshape(5, 16), shape, None, ops.kv_storage(1, 8, 1, 4), ops.place(segments, rope))
+    normed = ops.attention(
+        qkv, shape, ops.norm(_host(weight), 1e-5), ops.kv_storage(1, 8, 1, 4), ops.place(segments, rope)
+    )
+    torch.testing.assert_close(normed, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wire", DTYPES)
+def test_rows_go_out_and_come_in(dtype: str, wire: str) -> None:
+    ops = _ops(dtype)
+    x = _random(3, 8).to(DTYPES[wire]).to(DTYPES[dtype]).to(DTYPES[wire]).float()
+    data = ops.to_bytes(x, wire)
+    assert len(data) == 24 * (4 if wire == "float32" else 2)
+    back = ops.from_bytes(data, wire, 8)
+    torch.testing.assert_close(back.float(), x, rtol=0, atol=0)
+    back.add_(1)  # memory of its own
+    assert ops.to_bytes(x, wire) == data
+    assert ops.to_numpy(back).dtype == np.float32
+
+
+def test_what_is_embedded_does_not_touch_the_table() -> None:
+    ops = _ops()
+    table = ops.table(_host(_random(6, 4)))
+    before = table.clone()
+    ops.add(ops.embed(table, [3, 3, 0]), torch.ones(3, 4))
+    assert (table == before).all()
+    rows = _random(3, 4)
+    assert (ops.take_rows(rows, [0, 2]) == rows[[0, 2]]).all()
+
+
+def test_attention_shapes_are_values() -> None:
+    assert dataclasses.replace(AttentionShape(2, 1, 4, 0), window=3) == AttentionShape(2, 1, 4, 3)
