@@ -196,7 +196,7 @@ class RendezvousServer:
         connection = self._by_id.get(header.destination_cid)
         if connection is None:
             connection = self._accept(data, source, now)
-        if connection is None or (source != connection.address and connection.state is _State.HANDSHAKE):
+        if connection is None:
             return
         newest = connection.quic.newest_packet
         connection.quic.receive([data], now)

@@ -63,6 +63,7 @@ def test_a_member_that_moved_is_known_by_its_new_address_alone() -> None:
     (to_bert, to_anna) = passing.datagrams_to_send(0.0)
     assert unwrap_relay(to_bert.data)[0] == NODES["anna"]
     assert to_anna.to == ADDRESSES["carl"]
+    assert passing._ports["AB3DE", NODES["anna"]].network == ADDRESSES["carl"].host  # whose quota counts from now on
 
 
 def test_a_member_that_left_sends_and_receives_nothing() -> None:
@@ -122,6 +123,7 @@ def test_beyond_the_burst_a_member_goes_at_its_rate_in_order() -> None:
     left = drain(passing, 10.0)
     assert len(left) == 301
     took = left[-1][0]
+    assert len({when for when, _ in left}) <= took / 0.005 + 2  # a dozen datagrams a timer
     assert 301 * 1409 / took == pytest.approx(relay.MEMBER_BYTES_PER_S, rel=0.1)
     numbers = [unwrap_relay(transmit.data)[1][1:3] for _, transmit in left[1:]]
     assert numbers == sorted(numbers)

@@ -9,7 +9,9 @@ from itertools import count
 from random import Random
 from typing import Protocol
 
+from kafila.ring import control
 from kafila.ring.identity import Identity, make_identity
+from kafila.ring.quic import QuicConnection, Stream
 from kafila.ring.rendezvous import RendezvousServer
 from kafila.ring.rendezvous_client import Event, RendezvousClient
 from kafila.types import Address, NodeId, Transmit
@@ -171,3 +173,32 @@ class Party(World):
 def address_of(number: int) -> Address:
     """Where :meth:`Party.client` puts a member: each in a network of its own."""
     return Address(f"198.51.{number}.1", 40000 + number)
+
+
+class Liar:
+    """A connection to the rendezvous that says what it likes."""
+
+    def __init__(self, party: Party, number: int) -> None:
+        self.party = party
+        self.address = address_of(number)
+        self.quic = QuicConnection.client(IDENTITIES[number], None, party.now, alpn=control.ALPN)
+        self.said: list[control.Message | control.OtherVersion] = []
+        party.machines[self.address] = self
+        party.run(1)
+
+    def receive(self, data: bytes, source: Address, now: float) -> None:
+        if data[0] & 0x40:
+            self.quic.receive([data], now)
+
+    def handle_timer(self, now: float) -> None:
+        self.quic.handle_timer(now)
+
+    def next_timer(self) -> float | None:
+        return self.quic.next_timer()
+
+    def datagrams_to_send(self, now: float) -> list[Transmit]:
+        return [Transmit(data, SERVER) for data in self.quic.datagrams_to_send(now)]
+
+    def say(self, data: bytes, stream: Stream = Stream.CONTROL) -> None:
+        self.quic.send(stream, data)
+        self.party.run(0.5)
