@@ -182,18 +182,24 @@ def test_a_server_that_ignores_or_refuses_the_change_leaves_filtering_open(error
     """Many public servers answer a CHANGE-REQUEST from the address asked. That is no sign of an open filter."""
     plan = _plan()
     _respond(plan, Address("203.0.113.2", 3479))
-    for _ in range(4):
-        for transmit in plan.datagrams_to_send(0.03):
+    now, changes_asked = 0.02, 0
+    while not plan.finished:
+        for transmit in plan.datagrams_to_send(now):
             request = decode(transmit.data)
             assert request is not None
             if request.change is not None:
+                changes_asked += 1
                 reply = StunMessage(
                     MessageClass.ERROR if error else MessageClass.SUCCESS,
                     request.transaction_id,
                     xor_mapped_address=Address(OUTSIDE, LOCAL_PORTS[transmit.socket]),
                     error=error,
+                    nonce=b"another",
                 )
-                plan.receive(transmit.socket, encode(reply), RENDEZVOUS, 0.04)
+                plan.receive(transmit.socket, encode(reply), RENDEZVOUS, now)
+        now += 0.01
+        plan.handle_timer(now)
+    assert changes_asked == (2 * 3 if error and error.code == 438 else 2)
     seen = plan.observations()
     assert (seen.other_host_got_in, seen.other_port_got_in) == (None, None)
     assert classify(seen).filtering is Filtering.UNKNOWN
@@ -213,6 +219,28 @@ def test_an_other_address_that_nobody_should_be_probed_at_is_not(opposite: Addre
     plan = _plan()
     _respond(plan, opposite)
     assert {transmit.to.host for transmit in plan.datagrams_to_send(0.03)} <= {OUTSIDE}
+
+
+def test_an_unspecified_other_host_is_the_one_that_was_asked() -> None:
+    """So a rendezvous that does not know its public address still offers its second port."""
+    plan = _plan()
+    _respond(plan, Address("0.0.0.0", 3479))  # noqa: S104  - advertised, not bound
+    assert {to for socket, _, to in plan.datagrams_to_send(0.03) if socket == 0} == {RENDEZVOUS._replace(port=3479)}
+
+
+def test_filtering_is_not_tested_through_a_host_that_the_fresh_socket_has_sent_to() -> None:
+    plan = ProbePlan([RENDEZVOUS, STRANGER], LOCAL_PORTS, [INSIDE], 0.0, Random(1).randbytes)
+    for transmit in plan.datagrams_to_send(0.0):
+        request = decode(transmit.data)
+        assert request is not None
+        response = StunMessage(
+            MessageClass.SUCCESS,
+            request.transaction_id,
+            xor_mapped_address=Address(OUTSIDE, LOCAL_PORTS[transmit.socket]),
+            other_address=RENDEZVOUS._replace(port=3479) if transmit.to == STRANGER else None,
+        )
+        plan.receive(transmit.socket, encode(response), transmit.to, 0.02)
+    assert [to for socket, _, to in plan.datagrams_to_send(0.02) if socket == 1] == []
 
 
 def test_an_answer_from_a_stranger_or_to_another_socket_counts_for_nothing() -> None:

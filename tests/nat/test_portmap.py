@@ -221,6 +221,17 @@ def test_a_rebooted_gateway_with_a_new_address_is_asked_anew() -> None:
     assert home.leads_inside(after.external)
 
 
+def test_a_refresh_that_goes_unheard_is_made_up_for_by_the_next_renewal() -> None:
+    home = Home(PortMapServer())
+    home.run(BUDGET_S)
+    home.deaf = True
+    home.mapper.refresh(home.now)
+    home.run(home.now)
+    home.deaf = False
+    assert home.run(10 * LIFETIME_S) == []
+    assert home.mapper.state is State.MAPPED
+
+
 def test_behind_two_nats_the_claim_is_not_believed() -> None:
     home = Home(None)
     data = pcp_response(nonce=Random(1).randbytes(12), external=Address("100.64.3.4", 45000))
