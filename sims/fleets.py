@@ -50,6 +50,8 @@ PAPER = "paper"
 """The network of the paper's own run, where that differs from what a fleet's file assumes."""
 
 _DEFAULT_OVERHEAD_US = 50.0
+_MOST_GB = 1e9
+"""An exabyte in one machine is a slip in the units."""
 _FLEET_KEYS = {"name", "host", "hop_ms", "member", "site", "edge"}
 _MEMBER_KEYS = {"name", "memory_gb", "bandwidth_gbps", "overhead_us", "tflops", "rtt_ms", "nat", "site"}
 _EDGE_KEYS = {"between", "kind", "rtt_ms", "network"}
@@ -118,7 +120,7 @@ def _member(row: Section) -> Member:
     overhead_us = row.number("overhead_us") if "overhead_us" in row else _DEFAULT_OVERHEAD_US
     return Member(
         name=row.text("name"),
-        memory_bytes=round(row.number("memory_gb") * 1e9),
+        memory_bytes=round(row.number("memory_gb", most=_MOST_GB) * 1e9),
         bandwidth_bytes_per_s=None if bandwidth is None else sum(bandwidth) / 2,
         overhead_s=overhead_us / 1e6,
         flops=None if tflops is None else tflops * 1e12,
@@ -138,10 +140,8 @@ def _bandwidth(row: Section) -> tuple[float, float] | None:
 
 def _site(name: str, table: object, where: str) -> Site:
     section = Section(table, f"{where}, site {name}", {"latitude", "longitude"})
-    site = Site(name, section.number("latitude", least=-90), section.number("longitude", least=-180))
-    if site.latitude > 90 or site.longitude > 180:
-        raise UsageError(f"{section.where}: a latitude is at most 90 degrees, a longitude 180")
-    return site
+    latitude = section.number("latitude", least=-90, most=90)
+    return Site(name, latitude, section.number("longitude", least=-180, most=180))
 
 
 def _place(row: Section, places: Mapping[str, Site]) -> Site | None:

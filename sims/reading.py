@@ -61,9 +61,9 @@ class Section:
             raise UsageError(f"{self.where}: {key!r} must be a text")
         return value
 
-    def number(self, key: str, *, least: float = 0.0) -> float:
-        """A finite number, not below ``least``."""
-        return self._number(key, self._table.get(key), least)
+    def number(self, key: str, *, least: float = 0.0, most: float = math.inf) -> float:
+        """A finite number from ``least`` to ``most``."""
+        return self._number(key, self._table.get(key), least, most)
 
     def optional_number(self, key: str) -> float | None:
         """A finite number, zero or more, or nothing."""
@@ -110,7 +110,7 @@ class Section:
             raise UsageError(f"{self.where}: {key!r} must be a table of tables")
         return value
 
-    def _number(self, key: str, value: object, least: float) -> float:
+    def _number(self, key: str, value: object, least: float, most: float = math.inf) -> float:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise UsageError(f"{self.where}: {key!r} must be a number")
         try:
@@ -119,4 +119,6 @@ class Section:
             raise UsageError(f"{self.where}: {key!r} is too large") from None
         if not math.isfinite(number) or number < least:
             raise UsageError(f"{self.where}: {key!r} must be {least:g} or more")
+        if number > most:
+            raise UsageError(f"{self.where}: {key!r} must be {most:g} or less")
         return number

@@ -16,6 +16,9 @@ HEADROOM = 0.05
 """Share of a member's memory that no plan uses. Activations, logits and the allocator's fragmentation live there;
 systems that pack devices to the brim run out of memory while serving."""
 
+_MILLION = 10**6
+"""The headroom counts in millionths, so that rooms are exact however large."""
+
 
 class Need(NamedTuple):
     """What a model takes in memory at one workload, in bytes."""
@@ -53,7 +56,7 @@ def need_of(manifest: ModelManifest, workload: Workload) -> Need:
 def room_of(member: Member, headroom: float = HEADROOM) -> int:
     """Bytes a plan may use on ``member``: its memory less the headroom, or exactly what its owner stated."""
     memory = max(0, member.memory_bytes)
-    return memory if member.memory_is_exact else memory - int(memory * headroom)
+    return memory if member.memory_is_exact else memory - memory * round(headroom * _MILLION) // _MILLION
 
 
 def limits_of(room: int, need: Need) -> Limits:

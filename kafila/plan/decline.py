@@ -80,7 +80,8 @@ def _too_small_for_the_head(problem: Problem, place: int) -> Declined:
 def _too_small_together(problem: Problem) -> Declined:
     limits, need = problem.limits, problem.need
     plain = sum(limit.plain for limit in limits)
-    most = max(plain - limits[place].plain + limits[place].head for place in problem.heads)
+    heads = [limits[place] for place in problem.heads if limits[place].head]
+    most = max(plain - head.plain + head.head for head in heads)
     shortfall = (need.blocks - most) * need.per_block
     least = _smallest(problem)
     message = (

@@ -14,6 +14,11 @@ from kafila.types import Capability, ModelManifest, NatClass, PathKind
 
 __all__ = ["KnownEdge", "KnownEdges", "Member", "ModelManifest", "Workload", "measured"]
 
+MOST_AT_ONCE = 1_000_000
+"""More requests, or users, at once are a slip of the keyboard."""
+_MOST_SECONDS = 86_400.0
+_LEAST_RATE = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -57,7 +62,7 @@ class Member:
 class Workload:
     """What the session promises: cache is reserved for ``concurrency`` requests of ``context`` tokens each.
 
-    Raises UsageError where either is below 1.
+    Raises UsageError where either is below 1 or cannot be meant.
     """
 
     context: int
@@ -66,8 +71,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.context < 1:
             raise UsageError(f"a context of {self.context} tokens cannot be served: give at least 1")
-        if self.concurrency < 1:
-            raise UsageError(f"{self.concurrency} concurrent requests cannot be served: give at least 1")
+        if not 1 <= self.concurrency <= MOST_AT_ONCE:
+            raise UsageError(f"give from 1 to {MOST_AT_ONCE:,} concurrent requests to serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,11 @@ KnownEdges = Mapping[tuple[int, int], KnownEdge]
 
 
 def measured(value: float | None, *, positive: bool = False) -> bool:
-    """Whether a probe's number can be used: a zero bandwidth, a negative time or a NaN is a failed measurement."""
+    """Whether a probe's number can be used: a duration in seconds, or with ``positive`` a rate per second.
+
+    A bandwidth of zero, a negative time, a NaN, an overhead of days are failed measurements. The limits also keep every
+    sum of times far from overflowing.
+    """
     if value is None or not math.isfinite(value):
         return False
-    return value > 0 if positive else value >= 0
+    return value >= _LEAST_RATE if positive else 0 <= value <= _MOST_SECONDS

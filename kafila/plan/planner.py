@@ -14,7 +14,7 @@ from kafila.plan.admit import HEADROOM
 from kafila.plan.cost import Device, Tier, to_seconds
 from kafila.plan.decline import decline
 from kafila.plan.head import HEAD_MARGIN, place_head
-from kafila.plan.members import KnownEdges, Member, ModelManifest, Workload
+from kafila.plan.members import MOST_AT_ONCE, KnownEdges, Member, ModelManifest, Workload
 from kafila.plan.order import Arrangement, Ordering, Pairs, arrange, survey
 from kafila.plan.outcome import (
     Allocation,
@@ -97,8 +97,8 @@ def plan_session(
 def _check_numbers(members: Sequence[Member], anchor: int, users: int, margin: float, headroom: float) -> None:
     if not 0 <= anchor < len(members):
         raise UsageError(f"there is no member {anchor} among {counted(len(members), 'member')} to open the session")
-    if users < 1:
-        raise UsageError(f"a plan for {users} users cannot be meant: give at least 1")
+    if not 1 <= users <= MOST_AT_ONCE:
+        raise UsageError(f"give from 1 to {MOST_AT_ONCE:,} users to plan for")
     if not (0 <= margin < 1 and 0 <= headroom < 1):
         raise UsageError("the head margin and the headroom are shares: give 0 or more, and less than 1")
 

@@ -47,7 +47,7 @@ def fastest_rings(
             return token_ticks(placement, devices, latencies, count)
 
         winner = min(rivals, key=ticks, default=None)
-        goal = NEVER if winner is None else ticks(winner)
+        goal = NEVER * count if winner is None else ticks(winner)
         for least, ring in hopeful:
             if least >= goal:
                 break

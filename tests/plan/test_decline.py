@@ -70,6 +70,13 @@ def test_members_too_small_together_are_told_how_much_the_ring_lacks() -> None:
     assert "7 of its 8 blocks" in outcome.message
 
 
+def test_only_a_member_with_room_for_the_head_counts_as_one() -> None:
+    members = [member("a", memory_bytes=MODEL.head_bytes), member("b", memory_bytes=8 * BLOCK)]
+    outcome = declined(members, objective="throughput")
+    assert outcome.shortfall_bytes == BLOCK
+    assert "7 of its 8 blocks" in outcome.message
+
+
 def test_more_members_than_blocks() -> None:
     outcome = declined([member(f"m{number}") for number in range(9)])
     assert outcome.shortfall_bytes == 0

@@ -263,7 +263,16 @@ def test_shares_that_cannot_be_meant_are_refused(shares: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"anchor": 2}, {"anchor": -1}, {"users": 0}, {"margin": 1}, {"margin": -0.1}, {"headroom": 1}, {"headroom": 2}],
+    [
+        {"anchor": 2},
+        {"anchor": -1},
+        {"users": 0},
+        {"users": 10**400},
+        {"margin": 1},
+        {"margin": -0.1},
+        {"headroom": 1},
+        {"headroom": 2},
+    ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError):
@@ -275,7 +284,7 @@ def test_nobody_is_refused() -> None:
         plan_session([], MODEL, WORKLOAD, anchor=0)
 
 
-@pytest.mark.parametrize(("context", "concurrency"), [(0, 1), (1, 0), (-4, 2)])
+@pytest.mark.parametrize(("context", "concurrency"), [(0, 1), (1, 0), (-4, 2), (1, 10**400)])
 def test_a_workload_of_nothing_is_refused(context: int, concurrency: int) -> None:
     with pytest.raises(UsageError):
         Workload(context, concurrency)
@@ -319,9 +328,22 @@ def test_no_measurement_however_mad_raises(
     objective: Objective,
 ) -> None:
     mad = Member("mad", memory_bytes, bandwidth, overhead_s, flops, rtt_s, nat)
-    for members in ([mad], [member("a", flops=1e12), mad, member("b", flops=1e12)]):
-        outcome = plan_session(members, MODEL, WORKLOAD, anchor=0, objective=objective)
-        assert isinstance(outcome, (Plan, Declined))
+    tiny = member("tiny", memory_bytes=1, flops=1e12)
+    for members in ([mad], [member("a", flops=1e12), mad, tiny], [mad, *(member(f"m{n}") for n in range(9))]):
+        for users in (1, 10**6):
+            outcome = plan_session(members, MODEL, WORKLOAD, anchor=0, objective=objective, users=users)
+            assert isinstance(outcome, (Plan, Declined))
+
+
+@pytest.mark.parametrize("bandwidth", [5e-324, 1e-300, 0.5, 1.0, 1e300])
+@pytest.mark.parametrize("overhead_s", [0.0, 5e-324, 86_400.0, 86_401.0, 1e308])
+def test_extreme_measurements_are_planned_with_or_taken_for_failures(bandwidth: float, overhead_s: float) -> None:
+    extreme = member("a", bandwidth=bandwidth, overhead_s=overhead_s)
+    assert extreme.priced == (bandwidth >= 1 and overhead_s <= 86_400)
+    for others in ([], [member("tiny", memory_bytes=1)], [member(f"m{number}") for number in range(9)]):
+        for objective in Objective:
+            outcome = plan_session([extreme, *others], MODEL, WORKLOAD, anchor=0, objective=objective, users=10**6)
+            assert isinstance(outcome, (Plan, Declined))
 
 
 def test_a_member_is_made_from_what_its_probe_reported() -> None:
