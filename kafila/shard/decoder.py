@@ -42,9 +42,10 @@ class Shard(Generic[T]):
         cache: KvCache[T],
     ) -> None:
         """``weights`` are those of ``blocks``, in order."""
+        self.weights = tuple(weights)
+        self.head = head
         self._ops = ops
         self._config = config
-        self._head = head
         self._cache = cache
         self._interrupted = False
         self._rope = ops.rope(rope_frequencies(config), cache.context)
@@ -136,6 +137,6 @@ class Shard(Generic[T]):
         return self._ops.from_bytes(hidden, dtype, self._config.hidden)
 
     def _need_head(self) -> HeadWeights[T]:
-        if self._head is None:
+        if self.head is None:
             raise ProtocolError("a batch came that only the head can do")
-        return self._head
+        return self.head

@@ -70,14 +70,13 @@ class TorchOps:
     """Implements `Ops[Tensor]`. Make it on the thread that will use it: torch counts threads by caller."""
 
     def __init__(self, device: str, dtype: str, *, threads: int | None = None) -> None:
-        """``device`` as torch names it (``cpu``, ``cuda:1``, ``mps``); ``threads`` of a CPU, None: torch's choice.
+        """``device`` as torch names it (``cpu``, ``cuda:1``, ``mps``), or ``auto`` for the best there is.
 
-        Raises DeviceError for a device that is not there.
+        ``threads`` are a CPU's; None leaves them to torch. Raises DeviceError for a device that is not there.
         """
         self._device = _find_device(device)
         self._dtype_name = dtype
         self._dtype = _DTYPES[dtype]
-        self._check_device()
         if threads is not None:
             torch.set_num_threads(threads)
         on_cpu = self._device.type == "cpu"
@@ -85,15 +84,6 @@ class TorchOps:
         self._activations = torch.float32 if self._packs else self._dtype
         self._complex_rope = on_cpu and self._activations is torch.float32
         self._no_mask = _NO_MASK.to(self._device)
-
-    def _check_device(self) -> None:
-        kind = self._device.type
-        there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        if not there.get(kind, False) or (kind == "cuda" and (self._device.index or 0) >= torch.cuda.device_count()):
-            found = [name for name, present in there.items() if present]
-            raise DeviceError(
-                f"torch has no device {self._device} here; it has {', '.join(found)}: choose with --device"
-            )
 
     @property
     def device(self) -> str:
@@ -272,14 +262,15 @@ class TorchOps:
 
 
 def _find_device(name: str) -> torch.device:
-    """The device a person named; ``auto`` is the fastest kind there is. Raises DeviceError for what is no device."""
-    if name == "auto":
-        kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-        name = next(kind for kind, present in kinds.items() if present)
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    found = [kind for kind, present in there.items() if present]
     try:
-        return torch.device(name)
+        device = torch.device(found[0] if name == "auto" else name)
     except RuntimeError as error:
         raise DeviceError(f"{name!r} is no device: --device takes auto, cpu, cuda, cuda:1 or mps") from error
+    if device.type not in found or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise DeviceError(f"torch has no device {device} here; it has {', '.join(found)}: choose with --device")
+    return device
 
 
 def _can_pack() -> bool:

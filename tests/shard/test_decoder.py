@@ -169,7 +169,8 @@ def _logits(folder: Path, dtype: str, tokens: list[int]) -> torch.Tensor:
     ring = LocalRing(folder, (2, 2), dtype=dtype)
     head = ring.shards[0]
     hidden = ring.forward([Segment(0, 0, len(tokens), sample=False)], tokens)
-    weights = head._need_head()
+    weights = head.head
+    assert weights is not None
     with torch.inference_mode():
         rows = head._ops.from_bytes(hidden, dtype, ring.config.hidden)
         return weights.unembedding(head._ops.rms_norm(rows, weights.norm)).float()

@@ -45,12 +45,16 @@ def test_a_device_that_is_not_there() -> None:
     for name in ("cuda:17", "mps" if not torch.backends.mps.is_available() else "cuda:17", "meta"):
         with pytest.raises(DeviceError, match=f"no device {name} here; it has .*cpu.*--device"):
             TorchOps(name, "float32")
+    with pytest.raises(DeviceError, match=r"'gpu' is no device.*--device"):
+        TorchOps("gpu", "float32")
 
 
 def test_a_device_says_what_it_is() -> None:
     assert TorchOps("cpu", "float32", threads=1).device == "cpu (1 thread)"
     assert _ops("float16").dtype == "float16"
     assert _ops().memory_bytes() is None
+    kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert TorchOps("auto", "float32", threads=1).device.startswith(kind)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -1,0 +1,236 @@
+"""Decoding in one process: against transformers' ``generate``, and against reading the weights and nothing else.
+
+    python bench/decode.py [--json] [--model FOLDER] [--threads 1 2] [--dtypes bfloat16 float32] [--tokens N]
+
+Tokens are taken in turns: each of transformers' is followed by one of ours and one pass of the floor, so that all three
+meet the same machine; a figure is the median of their ratios. The floor is the shard's own matrices applied to one row,
+in order, embedding and arithmetic between them left out; ``over_plain_floor`` compares with as many bytes read by
+torch's ``linear``. ``handover_us`` is what it takes to give the device thread a job that does nothing and to hear of it,
+on its thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import queue
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  - torch's own name for it
+import transformers
+from torch import Tensor
+
+from kafila.demo import default_folder
+from kafila.shard.config import DecoderConfig
+from kafila.shard.decoder import Shard
+from kafila.shard.load import load_shard
+from kafila.shard.manifest import Checkpoint, open_checkpoint
+from kafila.shard.ops import HeadWeights
+from kafila.shard.torch_ops import TorchOps
+from kafila.shard.worker import Forward, Result, ShardWorker
+from kafila.types import BlockRange, Sampling, Segment
+
+TARGETS = {"over_transformers": ">=1.5", "over_floor": ">=0.7"}
+CONTEXT = 512
+PROMPT = 32  # tokens before the first that is timed: a short question
+WARM_UP = 4
+HANDOVERS = 2000
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds ``work`` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+@dataclass
+class Ours:
+    """A whole model in one shard, decoding greedily."""
+
+    shard: Shard[Tensor]
+    dtype: str
+    position: int = 0
+    token: int = 1
+
+    def step(self) -> None:
+        """One token, as a ring of one makes it."""
+        segments = (Segment(0, self.position, 1, sample=True),)
+        hidden = self.shard.forward(segments, (self.token,), None, self.dtype)
+        (token,) = self.shard.sample(segments, (Sampling(),), hidden, self.dtype)
+        self.token = token or 0
+        self.position += 1
+
+
+def floor_of(shard: Shard[Tensor], head: HeadWeights[Tensor], config: DecoderConfig) -> Callable[[], object]:
+    """The shard's matrices, each applied to one row of its own."""
+    widths = (config.hidden, config.heads * config.head_dim, config.hidden, config.intermediate)
+    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.up_gate, w.down)]
+    rows = [torch.randn(1, width) for width in widths]
+    calls = [*zip(matrices, rows * len(shard.weights), strict=True), (head.unembedding, rows[0])]
+
+    def floor() -> None:
+        with torch.inference_mode():
+            for matrix, row in calls:
+                matrix(row)
+
+    return floor
+
+
+def plain_floor(checkpoint: Checkpoint, dtype: torch.dtype) -> Callable[[], object]:
+    """The same bytes as ``torch.nn.functional.linear`` reads them."""
+    config = checkpoint.config
+    shapes = [
+        ((config.heads + 2 * config.kv_heads) * config.head_dim, config.hidden),
+        (config.hidden, config.heads * config.head_dim),
+        (2 * config.intermediate, config.hidden),
+        (config.hidden, config.intermediate),
+    ] * config.blocks + [(config.vocab, config.hidden)]
+    calls = [(torch.randn(1, width).to(dtype), torch.randn(rows, width).to(dtype)) for rows, width in shapes]
+
+    def floor() -> None:
+        with torch.inference_mode():
+            for row, weight in calls:
+                F.linear(row, weight)
+
+    return floor
+
+
+@dataclass
+class Turns(transformers.generation.BaseStreamer):  # type: ignore[misc]  # transformers' types are not followed
+    """Hears of every token that ``generate`` makes, and lets the others make theirs before the next."""
+
+    others: dict[str, Callable[[], object]]
+    times: dict[str, list[float]] = field(default_factory=dict)
+    resumed_at: float = 0.0
+
+    def put(self, value: Tensor) -> None:
+        """A token came, or the prompt."""
+        took = time.perf_counter() - self.resumed_at
+        if value.numel() == 1:
+            self.times.setdefault("transformers", []).append(took)
+            for name, work in self.others.items():
+                self.times.setdefault(name, []).append(timed(work))
+        self.resumed_at = time.perf_counter()
+
+    def end(self) -> None:
+        """Nothing is left to tell."""
+
+
+def compare(checkpoint: Checkpoint, dtype: str, threads: int, tokens: int) -> dict[str, list[float]]:
+    """Seconds a token of each, token by token."""
+    config = checkpoint.config
+    ops = TorchOps("cpu", dtype, threads=threads)
+    shard = load_shard(ops, checkpoint, BlockRange(0, config.blocks), holds_head=True, slots=1, context=CONTEXT)
+    if shard.head is None:
+        raise SystemExit("the shard was to hold the head")
+    ours = Ours(shard, dtype)
+    for _ in range(PROMPT):
+        ours.step()
+    turns = Turns(
+        {
+            "ours": ours.step,
+            "floor": floor_of(shard, shard.head, config),
+            "plain_floor": plain_floor(checkpoint, getattr(torch, dtype)),
+        }
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=getattr(torch, dtype))
+    ids = torch.ones(1, PROMPT, dtype=torch.int64)
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=WARM_UP + tokens, min_new_tokens=WARM_UP + tokens,
+        do_sample=False, streamer=turns,
+    )  # fmt: skip
+    return {name: times[WARM_UP:] for name, times in turns.times.items()}
+
+
+def handover_us() -> float:
+    """Median microseconds from giving a job to hearing of it."""
+
+    class Nothing:
+        device = "nothing"
+
+        def forward(self, *_: object) -> bytes:
+            return b""
+
+        def sample(self, *_: object) -> tuple[int | None, ...]:
+            return ()
+
+        def interrupt(self) -> None:
+            pass
+
+    heard: queue.SimpleQueue[tuple[Result, float]] = queue.SimpleQueue()
+    worker = ShardWorker(Nothing, lambda result: heard.put((result, time.perf_counter())), inbox=1)
+    worker.start()
+    heard.get()
+    job = Forward(0, (Segment(0, 0, 1, sample=False),), (1,), None, "bfloat16")
+    took = []
+    for _ in range(HANDOVERS):
+        began = time.perf_counter()
+        worker.submit(job)
+        took.append(heard.get()[1] - began)
+    worker.stop()
+    return statistics.median(took) * 1e6
+
+
+def measure(checkpoint: Checkpoint, dtypes: Sequence[str], threads: Sequence[int], tokens: int) -> dict[str, float]:
+    """All figures; the two with targets are the worst of bfloat16's."""
+    figures: dict[str, float] = {}
+    for dtype in dtypes:
+        for count in threads:
+            times = compare(checkpoint, dtype, count, tokens)
+            ours = times["ours"]
+            ratios = {
+                name: statistics.median(other / own for other, own in zip(times[name], ours, strict=True))
+                for name in ("transformers", "floor", "plain_floor")
+            }
+            key = f"{dtype}_{count}t"
+            figures[f"{key}_tokens_per_s"] = round(1 / statistics.median(ours), 1)
+            figures[f"{key}_quickest_tokens_per_s"] = round(1 / min(ours), 1)
+            figures |= {f"{key}_over_{name}": round(ratio, 3) for name, ratio in ratios.items()}
+    for target in TARGETS:
+        found = [value for name, value in figures.items() if name.startswith("bfloat16") and name.endswith(target)]
+        if found:
+            figures[target] = min(found)
+    figures["handover_us"] = round(handover_us(), 1)
+    return figures
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print one JSON object, or a table."""
+    parser = argparse.ArgumentParser(description="Decoding against transformers and against reading weights.")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model", type=Path, default=default_folder())
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args(arguments)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    checkpoint = open_checkpoint(options.model)
+    figures = measure(checkpoint, options.dtypes, options.threads, options.tokens)
+    context: dict[str, Any] = {
+        "model": checkpoint.name,
+        "tokens": options.tokens,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    if options.json:
+        print(json.dumps({"name": "decode", "figures": figures, "targets": TARGETS, "context": context}))
+        return
+    for name, value in figures.items():
+        print(f"{name:44} {value:9.3f}  {TARGETS.get(name, '')}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
