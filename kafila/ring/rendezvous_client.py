@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
 
 from kafila.errors import ProtocolError
 from kafila.ring import control, notice
@@ -41,6 +40,7 @@ from kafila.ring.control import (
     Signal,
 )
 from kafila.ring.identity import Identity
+from kafila.ring.pulse import Pulse, Uniform
 from kafila.ring.quic import Closed, Established, Message, QuicConnection, Stream
 from kafila.types import Address, NodeId, Transmit
 from kafila.wire import Kind, classify, unwrap_relay, wrap_relay
@@ -52,19 +52,10 @@ ATTEMPT_S = 1.0
 half a second; where the round trip is known and slow, an attempt gets six of them."""
 _ATTEMPT_RTTS = 6
 PAUSES_S = (0.05, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Between attempts, times 0.75 to 1.25 so that members do not come in step. While the relay carries a link, always the
-first: that link stands still until we are back."""
+"""Between attempts, times 0.75 to 1.25 so that members do not come in step."""
+_PAUSES_WHILE_RELAYING = 2
+"""While the relay carries a link, only so many of them count: that link stands still until we are back."""
 
-PING_S = 15.0
-PING_SPREAD_S = 3.0
-"""DESIGN section 5: NAT mappings live 30 s at the worst that is common (RFC 4787 REQ-5 asks for 120)."""
-RELAYING_PING_S = 1.0
-"""While the relay carries a link its loss must be known soon: relayed links resume within 2 s of a restart."""
-RELAYING_FOR_S = 30.0
-"""How long the relay counts as in use after a datagram. Links send keepalives more often than this."""
-PATIENCE_S = 0.75
-_PATIENCE_RTTS = 3
-"""How long after a ping nothing may be heard before the rendezvous counts as lost: two retransmissions at 100 ms."""
 HINT_SPACING_S = 0.25
 """Notices are forgeable: at most four pings a second come of them."""
 IDLE_TIMEOUT_S = 40.0
@@ -74,14 +65,6 @@ MAX_EVENTS = 8192
 """Events waiting for the owner, who drains after every input. What comes over it is dropped and counted."""
 MAX_HELD_BYTES = 256 * 1024
 """What is signalled while there is no connection, as much as the service holds for a slow reader."""
-
-
-class Uniform(Protocol):
-    """What is needed of a ``random.Random``."""
-
-    def uniform(self, a: float, b: float, /) -> float:
-        """A number between ``a`` and ``b``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +134,13 @@ class RendezvousClient:
         """Relayed datagrams and signals dropped because a queue was full."""
         self._identity = identity
         self._random = random
+        self._pulse = Pulse(random)
         self._request: Create | Join | Restore | None = None
         self._quic: QuicConnection | None = None
         self._was_ready = False
         self._failures = 0
         self._timer: float | None = None
-        """The end of this state's patience: of an attempt, of a pause, of waiting for a Pong, or for the next Ping."""
-        self._ping_sent_at: float | None = None
-        self._relayed_at: float | None = None
+        """When the attempt or the pause is over; not used while ready."""
         self._hints: dict[type, float] = {}
         """When the next notice of a kind will be heeded."""
         self._last_rtt_s = 0.0
@@ -212,7 +194,7 @@ class RendezvousClient:
             newest = self._quic.newest_packet
             self._quic.receive([data], now)
             if self._quic.newest_packet > newest:
-                self._heard(now)
+                self._pulse.heard(now)
             self._progress(now)
 
     def handle_timer(self, now: float) -> None:
@@ -220,13 +202,14 @@ class RendezvousClient:
         if self._quic is not None and self.state is not State.OVER:
             self._quic.handle_timer(now)
             self._progress(now)
-        if self._timer is None or now < self._timer:
+        due = self._own_timer
+        if due is None or now < due:
             return
         if self.state is State.WAITING:
             self._connect(now)
         elif self.state is not State.READY:
             self._lose("it did not answer", now)
-        elif self._ping_sent_at is not None:
+        elif self._pulse.waiting:
             self._lose("it went silent", now)
         else:
             self._ping(now)
@@ -236,7 +219,7 @@ class RendezvousClient:
         if self.state is State.OVER:
             return None
         quic = self._quic.next_timer() if self._quic else None
-        return min((due for due in (quic, self._timer) if due is not None), default=None)
+        return min((due for due in (quic, self._own_timer) if due is not None), default=None)
 
     def datagrams_to_send(self, now: float) -> list[Transmit]:
         """What should leave now."""
@@ -312,8 +295,7 @@ class RendezvousClient:
             self._request = Restore(self._request.locator, joined.host, joined.seats, joined.greeting)
         self.observed = joined.observed
         self.state, self._was_ready, self._failures = State.READY, True, 0
-        self._ping_sent_at = None
-        self._timer = now + self._ping_interval_s(now)
+        self._pulse.rest(now)
         while self._held:
             self._transmit(self._held.popleft())
         self._held_bytes = 0
@@ -342,20 +324,14 @@ class RendezvousClient:
         # Dropped without a word: a close that arrived after all would announce to the others that we left.
         self._quic = None
         self.state = State.WAITING
-        pause = PAUSES_S[0 if self._relaying(now) else min(self._failures, len(PAUSES_S) - 1)]
+        pauses = PAUSES_S[:_PAUSES_WHILE_RELAYING] if self._pulse.relaying(now) else PAUSES_S
+        pause = pauses[min(self._failures, len(pauses) - 1)]
         self._failures += 1
         self._timer = now + pause * self._random.uniform(0.75, 1.25)
 
     def _ping(self, now: float) -> None:
         self._transmit(Ping())
-        self._ping_sent_at = now
-        self._timer = now + max(PATIENCE_S, _PATIENCE_RTTS * self._known_rtt_s)
-
-    def _heard(self, now: float) -> None:
-        """Something authentic came."""
-        if self.state is State.READY and self._ping_sent_at is not None:
-            self._ping_sent_at = None
-            self._timer = now + self._ping_interval_s(now)
+        self._pulse.asked(now, self._known_rtt_s)
 
     def _take_envelope(self, envelope: bytes, now: float) -> None:
         sender, datagram = unwrap_relay(envelope)
@@ -369,7 +345,7 @@ class RendezvousClient:
         self._hints[type(hint)] = now + HINT_SPACING_S
         if isinstance(hint, notice.Challenge):
             self._transmit(Confirm(hint.nonce))
-        elif self._ping_sent_at is None:
+        elif not self._pulse.waiting:
             self._ping(now)
 
     def _say(self, message: Send | Evict, length: int) -> None:
@@ -393,20 +369,12 @@ class RendezvousClient:
             self.dropped += 1
 
     def _note_relaying(self, datagram: bytes, now: float) -> None:
-        """The relay carries a link (probes alone do not count): its loss must be known soon."""
-        if classify(datagram) is Kind.PATH:
-            return
-        if self.state is State.READY and self._ping_sent_at is None and not self._relaying(now):
-            self._timer = now + RELAYING_PING_S
-        self._relayed_at = now
+        if classify(datagram) is not Kind.PATH:  # probes alone do not make a link depend on the relay
+            self._pulse.relayed(now)
 
-    def _relaying(self, now: float) -> bool:
-        return self._relayed_at is not None and now - self._relayed_at < RELAYING_FOR_S
-
-    def _ping_interval_s(self, now: float) -> float:
-        if self._relaying(now):
-            return RELAYING_PING_S
-        return PING_S + self._random.uniform(-PING_SPREAD_S, PING_SPREAD_S)
+    @property
+    def _own_timer(self) -> float | None:
+        return self._pulse.due if self.state is State.READY else self._timer
 
     @property
     def _known_rtt_s(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafila.errors import SealBroken
@@ -158,6 +158,7 @@ def test_a_false_greeting_welcomes_nobody(seed: int) -> None:
     assert besieged.noticed == MEMBERS
 
 
+@settings(max_examples=max(settings().max_examples // 2, 5))
 @given(
     st.builds(
         Mischief,
