@@ -19,8 +19,8 @@ EXHAUSTIVE_LIMIT = 9
 """8!/2 = 20,160 cycles: tens of milliseconds, and nothing to trust but the loop."""
 EXACT_LIMIT = 16
 """Held-Karp at 16 is 2^15 subsets by 15 members: under a second. Every further member doubles that."""
-_ASCENT_STEPS = 60
-"""Rounds of subgradient ascent on the 1-tree bound; more of them tighten it by less than a tenth of a per cent."""
+_ASCENT_STEPS = 150
+_PATIENCE = 6
 
 
 class Tour(NamedTuple):
@@ -40,7 +40,8 @@ def cheapest_cycle(weights: Weights) -> Tour:
     if size <= EXACT_LIMIT:
         return Tour(held_karp(weights), 0)
     order = improved(weights)
-    return Tour(order, max(0, cycle_weight(order, weights) - lower_bound(weights)))
+    weight = cycle_weight(order, weights)
+    return Tour(order, max(0, weight - lower_bound(weights, weight)))
 
 
 def cycle_weight(order: Sequence[int], weights: Weights) -> int:
@@ -156,24 +157,27 @@ def _or_opt(order: list[int], weights: Weights) -> bool:
     return False
 
 
-def lower_bound(weights: Weights) -> int:
-    """A weight no cycle can be below: the best 1-tree over Held and Karp's node penalties.
+def lower_bound(weights: Weights, known: int) -> int:
+    """A weight no cycle can be below: the best 1-tree over Held and Karp's node penalties; ``known`` is some cycle's.
 
     A cycle is a 1-tree (a tree on members 1.. and two edges at member 0) in which everybody has two edges, so the
     cheapest 1-tree is no dearer. A penalty for every edge at a member shifts all cycles by twice the penalties' sum,
-    and that stays zero: degrees average two, so what some members gain others lose.
+    and that stays zero: degrees average two, so what some members gain others lose. Steps are Polyak's, halved
+    whenever a few of them bring nothing.
     """
-    size = len(weights)
-    penalties = [0] * size
-    best = 0
-    step = max(1, sum(map(sum, weights)) // (size * size) // 4)
+    penalties = [0] * len(weights)
+    best = stale = halvings = 0
     for _ in range(_ASCENT_STEPS):
         total, degrees = _one_tree(weights, penalties)
+        stale = 0 if total > best else stale + 1
         best = max(best, total)
-        if all(degree == 2 for degree in degrees):
+        if stale == _PATIENCE:
+            stale, halvings = 0, halvings + 1
+        excess = sum((degree - 2) ** 2 for degree in degrees)
+        if not excess or best >= known:
             break
+        step = max(1, 2 * (known - total) // (excess << halvings))
         penalties = [penalty + step * (degree - 2) for penalty, degree in zip(penalties, degrees, strict=True)]
-        step = max(1, step * 19 // 20)
     return best
 
 
