@@ -173,10 +173,13 @@ class CoreConnection(AioquicConnection):
         space = self._space
         if space.ack_at is not None and (
             data_leaves
+            or space.ack_at <= now
             or space.largest_received_packet - self._answered_packet >= ACK_EVERY_PACKETS
             or len(space.ack_queue) != self._answered_ranges
         ):
-            space.ack_at = min(space.ack_at, now)
+            # Strictly in the past: the library lets the pacer hold back what is due at this very instant, and then its
+            # timer says "now" for ever.
+            space.ack_at = min(space.ack_at, math.nextafter(now, -math.inf))
 
     def _note_acknowledgement(self) -> None:
         space = self._space
