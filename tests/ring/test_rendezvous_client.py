@@ -333,3 +333,16 @@ def test_whatever_happens_members_end_up_registered_or_gone(steps: list[tuple[st
     for client in staying:
         others = {node(other) for other in staying if other is not client}
         assert {event.sender for event in party.heard(client) if isinstance(event, Signal)} == others
+
+
+@given(st.lists(st.tuples(st.sampled_from([0x40, 0x80, 0xC0, 0xFF]), st.binary(max_size=100)), max_size=20))
+def test_no_datagram_upsets_a_client(noise: list[tuple[int, bytes]]) -> None:
+    party = Party()
+    client = party.host()
+    party.heard(client)
+    for first, rest in noise:
+        client.receive(bytes((first,)) + rest, SERVER, party.now)
+    client.receive(b"", SERVER, party.now)
+    party.run(1)
+    assert client.state is State.READY
+    assert all(isinstance(event, Relayed) for event in party.heard(client))

@@ -290,3 +290,16 @@ def test_every_address_is_asked_with_a_nonce_of_its_own() -> None:
         notices = {notice.decode_notice(data) for data in asked if data[0] == 0x80}
         nonces |= {each.nonce for each in notices if isinstance(each, notice.Challenge)}
     assert len(nonces) == 2
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=5), st.booleans())
+def test_nothing_that_is_said_upsets_the_service(said: list[bytes], well_formed: bool) -> None:
+    party = Party()
+    host = party.host()
+    liar = Liar(party, 1)
+    for each in said:
+        kind = sorted(control._LAYOUT)[len(each) % len(control._LAYOUT)]
+        liar.say(bytes((control.VERSION, kind)) + each if well_formed else each)
+    host.signal(None, b"still here")
+    party.run(0.5)
+    assert host.state is State.READY
