@@ -1,9 +1,9 @@
-"""Whether data is being sent, and whether anything comes back for it."""
+"""Whether data is on the move, and whether anything comes back for what is sent."""
 
 from __future__ import annotations
 
-SENDING_S = 1.0
-"""Data sent so recently counts as sending: longer than the pauses between the tokens of a slow answer."""
+BUSY_S = 1.0
+"""Data that moved so recently makes a path busy: longer than the pauses between the tokens of a slow answer."""
 
 
 class DataFlow:
@@ -15,29 +15,33 @@ class DataFlow:
     """
 
     def __init__(self) -> None:
-        self.sent_at = float("-inf")
+        self.moved_at = float("-inf")
+        self._sent_at = float("-inf")
         self._unanswered_since: float | None = None
 
     def sent(self, now: float) -> bool:
-        """Data went out; whether it is the first after a pause."""
-        resumed = now - self.sent_at > SENDING_S
-        self.sent_at = now
+        """Data that wants an answer went out; whether it is the first to move after a pause."""
+        resumed = not self.busy(now)
+        self.moved_at = self._sent_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
         return resumed
 
-    def received(self) -> None:
-        """Data came in."""
+    def received(self, now: float) -> bool:
+        """Data came in, and its acknowledgement goes out; whether it is the first to move after a pause."""
+        resumed = not self.busy(now)
+        self.moved_at = now
         self._unanswered_since = None
+        return resumed
 
-    def sending(self, now: float) -> bool:
-        """Whether data is being sent these days."""
-        return now - self.sent_at <= SENDING_S
+    def busy(self, now: float) -> bool:
+        """Whether data is on the move, either way: who only receives must still get its acknowledgements out."""
+        return now - self.moved_at <= BUSY_S
 
     def unanswered_s(self, now: float, patience_s: float) -> float | None:
         """How long data has been sent without any coming back, once that is more than ``patience_s``; else None."""
         since = self._unanswered_since
-        if since is None or now - since < patience_s or self.sent_at - since < patience_s / 2:
+        if since is None or now - since < patience_s or self._sent_at - since < patience_s / 2:
             return None
         return now - since
 

@@ -86,7 +86,7 @@ class Path:
         """How long nothing had left on it when the oldest unanswered ping did."""
         self.sent_at: float | None = None
         self.worked = False
-        self.sending_since: float | None = None
+        self.busy_since: float | None = None
         """Since when it carries data without a pause; None: it carries none."""
         self._entered_at = 0.0
         self._offset = 0
@@ -118,7 +118,7 @@ class Path:
         self._unacked_since, self._unacked = None, 0
         if self.state is PathState.USABLE:
             self.mtu.acked(size_bytes, generation, now)
-            self._next_at = now + (CHECK_S if self.sending_since is not None else keepalive_s)
+            self._next_at = now + (CHECK_S if self.busy_since is not None else keepalive_s)
         elif self.state is PathState.CONFIRMING:
             self.mtu.acked(size_bytes, generation, now)
             if self.mtu.confirmed_bytes:
@@ -139,20 +139,20 @@ class Path:
             self._enter(PathState.CONFIRMING, now)
             self.mtu.fall_back(now)
 
-    def sending(self, now: float) -> None:
-        """Data begins to flow on it after a pause: check it at once, at full size."""
-        self.sending_since = now
+    def busy(self, now: float) -> None:
+        """Data begins to move on it after a pause: check it at once, at full size."""
+        self.busy_since = now
         if self.state is PathState.USABLE and self._unacked_since is None:
             self._next_at = now
             self._verified_at = now
             self.mtu.verify(now)
 
-    def resting(self, last_sent_at: float, keepalive_s: float) -> None:
-        """Data ceased at ``last_sent_at``: the next ping is due ``keepalive_s`` later."""
-        self.sending_since = None
-        self.sent_at = last_sent_at if self.sent_at is None else max(self.sent_at, last_sent_at)
+    def resting(self, moved_at: float, keepalive_s: float) -> None:
+        """Data last moved at ``moved_at``: the next ping is due ``keepalive_s`` later."""
+        self.busy_since = None
+        self.sent_at = moved_at if self.sent_at is None else max(self.sent_at, moved_at)
         if self.state is PathState.USABLE and self._unacked_since is None:
-            self._next_at = last_sent_at + keepalive_s
+            self._next_at = moved_at + keepalive_s
 
     def silent(self, now: float) -> None:
         """It gives no sign of life: probe it as if anew."""
@@ -214,12 +214,12 @@ class Path:
 
     def _quiet_from(self) -> float:
         since = self._unacked_since if self._unacked_since is not None else self._entered_at
-        if self.sending_since is None or self.acked_at is None:
+        if self.busy_since is None or self.acked_at is None:
             return since
-        return min(since, max(self.acked_at, self.sending_since))
+        return min(since, max(self.acked_at, self.busy_since))
 
     def _silence_at(self) -> float:
-        patience_s = SILENCE_S if self.sending_since is not None else IDLE_SILENCE_S
+        patience_s = SILENCE_S if self.busy_since is not None else IDLE_SILENCE_S
         return self._quiet_from() + max(patience_s, 3 * self.round_trip.pto_s)
 
     def due_at(self) -> float | None:
@@ -261,7 +261,7 @@ class Path:
             self.idle_s = 0.0 if self.sent_at is None else now - self.sent_at
         self._unacked += 1
         self._next_at = now + max(CHECK_AGAIN_S, self.round_trip.pto_s)
-        if self.sending_since is not None and now >= self._verified_at + VERIFY_S:
+        if self.busy_since is not None and now >= self._verified_at + VERIFY_S:
             self._verified_at = now
             self.mtu.verify(now)
 

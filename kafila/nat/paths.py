@@ -19,26 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kafila.nat import events
 from kafila.nat.birthday import Birthday, BirthdayRole
 from kafila.nat.candidates import Candidate, CandidateKind, canonical, choose_candidates, may_probe
 from kafila.nat.choice import Selection
-from kafila.nat.events import (
-    Event,
-    EventLog,
-    KeepaliveShortened,
-    PathLost,
-    PathNarrowed,
-    PathSilent,
-    PathTooNarrow,
-    PunchFailed,
-)
 from kafila.nat.exchange import Exchange, Outstanding, Probe
 from kafila.nat.liveness import DataFlow
 from kafila.nat.messages import MIN_MESSAGE_BYTES, Ack, Ping
 from kafila.nat.path import SILENCE_S, Path, PathState
 from kafila.nat.relayed import RelayedPath
 from kafila.nat.rounds import Rounds
-from kafila.nat.schedule import MIN_KEEPALIVE_S, RETRY_AFTER_S, Keepalive, Randomness
+from kafila.nat.schedule import MIN_KEEPALIVE_S, RETRY_AFTER_S, Keepalive, Randomness, RoundTrip
 from kafila.nat.table import PathTable
 from kafila.types import Address, NodeId, PathKind
 
@@ -70,7 +61,7 @@ class PeerPaths:
         self._keepalive = Keepalive()
         self._flow = DataFlow()
         self._relayed = RelayedPath(now)
-        self._events = EventLog(self._relayed.max_datagram_bytes)
+        self._events = events.EventLog(self._relayed.max_datagram_bytes)
         self._paths = PathTable()
         self._selection = Selection()
         self._routes: tuple[Address | None, ...] = (None,)
@@ -91,8 +82,10 @@ class PeerPaths:
         """This machine's network changed: nothing is proven any more, everything is tried anew."""
         self._exchange.forget()
         self._keepalive = Keepalive()
-        for path in self._paths.usable():
-            path.silent(now)
+        for path in self._paths:
+            path.round_trip = RoundTrip()
+            if path.state is PathState.USABLE:
+                path.silent(now)
         self._new_epoch(now)
 
     def begin_birthday(self, role: BirthdayRole, now: float, sockets: int = 0) -> bool:
@@ -121,17 +114,23 @@ class PeerPaths:
         self._settle(now)
 
     def data_sent(self, now: float) -> None:
-        """Datagrams were sent along :meth:`routes`."""
-        if self._flow.sent(now) and self._chosen is not None:
-            self._chosen.sending(now)
-            self._timer = now
+        """Datagrams that the peer must answer were sent along :meth:`routes`."""
+        if self._flow.sent(now):
+            self._busy(now)
 
     def data_received(self, source: Address | None, now: float) -> None:
         """A datagram of the peer arrived from ``source`` (None: through the relay)."""
-        self._flow.received()
+        if self._flow.received(now):
+            self._busy(now)
         path = None if source is None else self._paths.get(source)
         if path is not None and path.heard_at is not None:
             path.heard_at = now
+
+    def _busy(self, now: float) -> None:
+        """Data begins to move after a pause: is its path still what it was?"""
+        if self._chosen is not None:
+            self._chosen.busy(now)
+            self._timer = now
 
     # -- what the caller asks -------------------------------------------------------------------------------------
 
@@ -156,9 +155,9 @@ class PeerPaths:
         """Where every bulk datagram goes now, each to all of them: one, or two while duplicating. None: the relay."""
         return self._routes
 
-    def socket_for(self, address: Address) -> int:
+    def socket_for(self, address: Address | None) -> int:
         """Which of the machine's sockets reaches ``address``; 0 unless birthday probing found another."""
-        path = self._paths.get(address)
+        path = None if address is None else self._paths.get(address)
         return 0 if path is None else path.socket
 
     def owns(self, address: Address) -> bool:
@@ -191,7 +190,7 @@ class PeerPaths:
         """The largest QUIC datagram that fits every route in use; at least 1200."""
         return self._max_datagram_bytes
 
-    def next_event(self) -> Event | None:
+    def next_event(self) -> events.Event | None:
         """What happened, oldest first; None: no more."""
         return self._events.next()
 
@@ -213,8 +212,8 @@ class PeerPaths:
     def _on_ping(self, ping: Ping, source: Address | None, path: Path | None, now: float) -> None:
         if path is not None:
             self._answer_with_probe(ping, path, now)
-        elif source is None and ping.punching:
-            self._join_round(now)
+        elif source is None and ping.punching and self._chosen is None and self._rounds.may_join(now):
+            self._begin_round(now)  # two that punch together open both NATs
         back: list[tuple[Address | None, int]] = []
         if path is not None:
             back.append((path.address, path.socket))
@@ -236,11 +235,6 @@ class PeerPaths:
         ):
             path.punch(now)
         path.heard(now)
-
-    def _join_round(self, now: float) -> None:
-        """The peer punches now: two that punch together open both NATs."""
-        if self._chosen is None and self._rounds.may_join(now):
-            self._begin_round(now)
 
     def _on_ack(self, ack: Ack, now: float) -> None:
         ping = self._exchange.match(ack)
@@ -266,14 +260,14 @@ class PeerPaths:
         """A NAT seems to have dropped a mapping after ``idle_s``. Whose is all one: a ping refreshes ours, its ack the
         peer's."""
         if idle_s >= MIN_KEEPALIVE_S and self._keepalive.forgotten_after(idle_s):
-            self._events.append(KeepaliveShortened(idle_s, self._keepalive.interval_s))
+            self._events.append(events.KeepaliveShortened(idle_s, self._keepalive.interval_s))
 
     # -- time -----------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
         chosen = self._chosen
-        if chosen is not None and chosen.sending_since is not None and not self._flow.sending(now):
-            chosen.resting(self._flow.sent_at, self._keepalive.jittered_s(self._random))
+        if chosen is not None and chosen.busy_since is not None and not self._flow.busy(now):
+            chosen.resting(self._flow.moved_at, self._keepalive.jittered_s(self._random))
         for path in self._paths:
             self._advance_path(path, now)
         self._selection.expire(now)
@@ -283,15 +277,15 @@ class PeerPaths:
         before = path.state
         path.advance(now)
         if before is PathState.SILENT and path.state is PathState.LOST:
-            self._events.append(PathLost(path.address))
+            self._events.append(events.PathLost(path.address))
         if path.too_narrow(now):
             if path.hold_off(now):
-                self._events.append(PathTooNarrow(path.address))
+                self._events.append(events.PathTooNarrow(path.address))
             return
         silence_s = path.gone_silent(now)
         if silence_s is not None:
             if path is self._chosen:
-                self._events.append(PathSilent(path.address, silence_s, data_only=False))
+                self._events.append(events.PathSilent(path.address, silence_s, data_only=False))
             self._mapping_forgotten(path.idle_s)
             path.silent(now)
         elif path is self._chosen:
@@ -300,7 +294,7 @@ class PeerPaths:
     def _check_data(self, path: Path, now: float) -> None:
         unanswered_s = self._flow.unanswered_s(now, max(SILENCE_S, 3 * path.round_trip.pto_s))
         if unanswered_s is not None:
-            self._events.append(PathSilent(path.address, unanswered_s, data_only=True))
+            self._events.append(events.PathSilent(path.address, unanswered_s, data_only=True))
             self._flow.restart()
             path.data_lost(now)
 
@@ -308,7 +302,7 @@ class PeerPaths:
         if self._rounds.over(now) and self._chosen is None and self._paths.trial() is None:
             pause_s = self._rounds.failed(now)
             if self._rounds.failures <= len(RETRY_AFTER_S) and not any(path.worked for path in self._paths):
-                self._events.append(PunchFailed(len(self._paths), pause_s))
+                self._events.append(events.PunchFailed(len(self._paths), pause_s))
         if self._rounds.due(now):
             self._begin_round(now)
 
@@ -339,7 +333,7 @@ class PeerPaths:
             for size in path.take(now):
                 self._ping(path.address, path, size, now)
             if before_bytes and not path.mtu.confirmed_bytes and path is self._chosen:
-                self._events.append(PathNarrowed(path.address, before_bytes))
+                self._events.append(events.PathNarrowed(path.address, before_bytes))
         self._send_guess(now)
 
     def _send_guess(self, now: float) -> None:
@@ -350,7 +344,7 @@ class PeerPaths:
 
     def _ping(self, to: Address | None, path: Path | RelayedPath, size_bytes: int, now: float) -> None:
         idle_s = 0.0 if path.sent_at is None else now - path.sent_at
-        ping = Outstanding(to, now, idle_s, size_bytes, path.mtu.generation, self._socket_of(to))
+        ping = Outstanding(to, now, idle_s, size_bytes, path.mtu.generation, self.socket_for(to))
         active = to is not None and to in self._routes
         punching = to is None and self._rounds.on
         if self._exchange.ping(ping, active=active, punching=punching):
@@ -382,11 +376,11 @@ class PeerPaths:
 
     def _took_over(self, before: Path | None, now: float) -> None:
         if before is not None:
-            before.resting(self._flow.sent_at, self._keepalive.jittered_s(self._random))
+            before.resting(self._flow.moved_at, self._keepalive.jittered_s(self._random))
         self._rounds.found()
         self._flow.restart()
-        if self._chosen is not None and self._flow.sending(now):
-            self._chosen.sending(now)
+        if self._chosen is not None and self._flow.busy(now):
+            self._chosen.busy(now)
 
     def _set_routes(self) -> None:
         paths = self._selection.routes(self._paths)
@@ -404,6 +398,3 @@ class PeerPaths:
         times = [time if time > now else max(time, may_ping_at) for time in times]
         times.extend(due for due in (self._selection.due_at(), self._rounds.due_at()) if due is not None)
         self._timer = min(times)
-
-    def _socket_of(self, address: Address | None) -> int:
-        return 0 if address is None else self.socket_for(address)

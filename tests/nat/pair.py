@@ -247,14 +247,15 @@ class Pair:
 
         self.at(0.0, tick)
 
-    def send_data(self, side: Side, payload: bytes) -> None:
+    def send_data(self, side: Side, payload: bytes, *, answerable: bool = True) -> None:
         for route in side.paths.routes(self.now):
             if route is None:
                 side.data_relayed += 1
             else:
                 side.data_direct += 1
             self._transmit(side, payload, route, 0 if route is None else side.paths.socket_for(route))
-        side.paths.data_sent(self.now)
+        if answerable:
+            side.paths.data_sent(self.now)
         self.flush(side)
 
     def _transmit(self, side: Side, data: bytes, to: Address | None, socket: int = 0) -> None:
@@ -312,7 +313,7 @@ class Pair:
             if number not in target.seen:
                 target.seen.add(number)
                 target.arrivals.append((number, float(data[10:42]), self.now))
-            self.send_data(target, b"\x40A")
+            self.send_data(target, b"\x40A", answerable=False)
         self.flush(target)
 
     # -- what is asked of it --------------------------------------------------------------------------------------

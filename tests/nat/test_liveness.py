@@ -1,21 +1,28 @@
-"""Is data being sent, and does anything come back for it?"""
+"""Is data on the move, and does anything come back for what is sent?"""
 
 from __future__ import annotations
 
-from kafila.nat.liveness import SENDING_S, DataFlow
+from kafila.nat.liveness import BUSY_S, DataFlow
 
 
-def test_sending_begins_and_ends() -> None:
+def test_busy_begins_and_ends() -> None:
     flow = DataFlow()
-    assert not flow.sending(0.0)
+    assert not flow.busy(0.0)
     assert flow.sent(0.0)
     assert not flow.sent(0.5)
-    assert flow.sending(0.5 + SENDING_S)
-    assert not flow.sending(0.6 + SENDING_S)
-    assert flow.sent(0.6 + SENDING_S)
+    assert flow.busy(0.5 + BUSY_S)
+    assert not flow.busy(0.6 + BUSY_S)
+    assert flow.sent(0.6 + BUSY_S)
 
 
-def test_a_lone_datagram_may_be_an_acknowledgement() -> None:
+def test_receiving_is_busy_too() -> None:
+    flow = DataFlow()
+    assert flow.received(0.0)
+    assert not flow.received(0.5)
+    assert flow.busy(0.5 + BUSY_S)
+
+
+def test_a_lone_datagram_proves_nothing() -> None:
     flow = DataFlow()
     flow.sent(0.0)
     assert flow.unanswered_s(100.0, 0.75) is None
@@ -32,7 +39,8 @@ def test_data_repeated_without_answer_is_silence() -> None:
 def test_any_answer_ends_it() -> None:
     flow = DataFlow()
     for tick in range(100):
-        flow.sent(tick / 10)
+        now = tick / 10
+        flow.sent(now)
         if tick % 5 == 4:
-            flow.received()
-        assert flow.unanswered_s(tick / 10, 0.75) is None
+            flow.received(now)
+        assert flow.unanswered_s(now, 0.75) is None

@@ -123,7 +123,7 @@ def test_idle_paths_are_kept_alive() -> None:
 
 def test_silence_under_data_is_noticed_within_a_second() -> None:
     path = usable()
-    path.sending(3.0)
+    path.busy(3.0)
     now, _ = run(path, 3.0, 5.0, answering=True)
     now, sent = run(path, now, now + 0.99)
     assert state_of(path) is PathState.SILENT
@@ -140,14 +140,14 @@ def test_silence_while_idle_is_given_longer() -> None:
 
 def test_a_stalled_process_does_not_take_its_pause_for_silence() -> None:
     path = usable()
-    path.sending(3.0)
+    path.busy(3.0)
     path.take(3.0)
     assert path.gone_silent(13.0) is None, "one ping went unanswered, but nobody was there to hear the answer"
 
 
 def test_lost_after_four_seconds_and_looked_for_every_four() -> None:
     path = usable()
-    path.sending(3.0)
+    path.busy(3.0)
     now, _ = run(path, 3.0, 4.0)
     assert state_of(path) is PathState.SILENT
     now, _ = run(path, now, now + PUNCH_WINDOW_S + 1)
@@ -160,7 +160,7 @@ def test_lost_after_four_seconds_and_looked_for_every_four() -> None:
 
 def test_the_peer_s_ping_is_answered_with_one_at_once_but_not_with_a_flood() -> None:
     path = usable()
-    path.sending(3.0)
+    path.busy(3.0)
     now, _ = run(path, 3.0, 12.0)
     assert state_of(path) is PathState.LOST
     path.heard(now)
@@ -188,7 +188,7 @@ def test_data_that_does_not_get_through_first_costs_its_size_then_the_path() -> 
 
 def test_checks_come_often_while_sending_and_seldom_afterwards() -> None:
     path = usable()
-    path.sending(3.0)
+    path.busy(3.0)
     now, sent = run(path, 3.0, 5.0, answering=True)
     checks = sorted(set(sent))
     assert max(later - earlier for earlier, later in pairwise(checks)) < CHECK_S + RTT_S + 0.01

@@ -267,6 +267,54 @@ def test_a_dead_direction_does_not_disturb_the_other() -> None:
     assert [PathSilent, PathChanged, PathLost] == kinds(pair.a)[-3:]
 
 
+@pytest.mark.parametrize("dead", ["a", "b"])
+def test_one_sided_traffic_finds_either_direction_dead(dead: str) -> None:
+    """B only ever acknowledges; that its acknowledgements are lost must be B's concern, too."""
+    pair = Pair()
+    pair.start()
+    pair.stream(pair.a)
+    pair.run(20.0)
+    pair.blocked = {dead}
+    pair.run(1.0)
+    side = pair.a if dead == "a" else pair.b
+    assert side.paths.kind is PathKind.RELAYED
+    assert pair.other(side).paths.kind is PathKind.DIRECT
+    pair.blocked = set()
+    assert pair.run(10.0, pair.both_direct)
+
+
+def test_spares_are_not_trusted_when_the_path_in_use_dies() -> None:
+    """All addresses of one peer lead through the same cable."""
+    pair = Pair()
+    pair.b.extra = tuple(Address(f"192.168.2.{n}", 4242) for n in (3, 4, 5, 6))
+    pair.start()
+    pair.stream(pair.a)
+    pair.run(5.0)
+    died = pair.now
+    pair.blocked = {"a"}
+    pair.run(20.0)
+    assert pair.longest_gap_s(pair.b, died) < 1.0
+    assert pair.a.paths.kind is PathKind.RELAYED
+    pair.blocked = set()
+    assert pair.run(10.0, pair.both_direct)
+
+
+def test_a_spare_that_works_takes_over_within_a_second() -> None:
+    pair = Pair()
+    pair.b.extra = (Address("203.0.113.77", 4242),)
+    pair.start()
+    pair.stream(pair.a)
+    pair.run(5.0)
+    assert pair.a.paths.address == pair.b.address
+    died = pair.now
+    pair.filters.append(lambda _, __, to: to == pair.b.address)
+    pair.run(2.0)
+    assert pair.a.paths.address == Address("203.0.113.77", 4242)
+    assert pair.longest_gap_s(pair.b, died) < 1.0
+    pair.filters.clear()
+    assert pair.run(10.0, lambda: pair.a.paths.address == pair.b.address), "the nearer one is taken up again"
+
+
 def test_death_while_idle_costs_nothing_but_is_noticed() -> None:
     pair = Pair()
     pair.start()
@@ -403,6 +451,16 @@ def test_roaming_to_another_network() -> None:
     assert pair.run(1.0, lambda: pair.a.paths.address == pair.b.address and pair.both_direct())
     assert pair.longest_gap_s(pair.a, left) < 0.2
     assert pair.longest_gap_s(pair.b, left) < 0.8
+
+
+def test_a_new_epoch_measures_anew() -> None:
+    pair = direct_pair()
+    assert pair.run(1.0, lambda: pair.a.probes[-1][0] == pair.now), "a ping is under way"
+    pair.latency_s, pair.relay_latency_s = 0.1, 0.2
+    pair.a.paths.network_changed(pair.now)
+    assert pair.a.paths.kind is PathKind.RELAYED
+    assert pair.run(2.0, pair.both_direct)
+    assert pair.a.paths.rtt_s == pytest.approx(0.2)
 
 
 def test_a_new_epoch_forgets_how_often_it_failed() -> None:
