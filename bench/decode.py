@@ -5,8 +5,8 @@
 Tokens are taken in turns: each of transformers' is followed by one of ours and one pass of the floor, so that all three
 meet the same machine; a figure is the median of their ratios. The floor is the shard's own matrices applied to one row,
 in order, embedding and arithmetic between them left out; ``over_plain_floor`` compares with as many bytes read by
-torch's ``linear``. ``handover_us`` is what it takes to give the device thread a job that does nothing and to hear of it,
-on its thread.
+torch's ``linear``. ``handover_us`` is what it takes to give the device thread a job that does nothing and to hear of
+it, on its thread.
 """
 
 from __future__ import annotations

@@ -115,6 +115,10 @@ class Ops(Protocol[T]):
         """Free bytes of the memory that will hold the weights, where that is not main memory."""
         ...
 
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """What a matrix of that shape takes once it is placed, padding included."""
+        ...
+
     # Weights.
 
     def norm(self, weight: HostTensor, epsilon: float) -> Norm[T]:

@@ -21,7 +21,7 @@ from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
 from kafila.shard.load import build_block
-from kafila.shard.manifest import block_tensors, model_manifest
+from kafila.shard.manifest import DTYPE_BYTES, block_tensors, model_manifest
 from kafila.shard.memory import available_ram, room_bytes
 from kafila.shard.ops import HostTensor, Ops
 from kafila.shard.worker import DEVICE_FAULTS
@@ -74,6 +74,8 @@ def measure(
     """
     device_free = ops.memory_bytes()
     room = room_bytes(available_ram() if device_free is None else device_free, memory_cap)
+    # Plans count weights at their plain size: what padding takes, this device does not have.
+    room = int(room / padding(ops, config))
     began = clock()
     try:
         shape = narrowed(config)
@@ -113,6 +115,13 @@ def narrowed(config: DecoderConfig) -> DecoderConfig:
             intermediate=config.intermediate // divisor,
         )
     return narrow
+
+
+def padding(ops: Ops[T], config: DecoderConfig) -> float:
+    """What a block's matrices take on this device over what their weights take plainly."""
+    shapes = [shape for shape in block_tensors(config, 0).values() if len(shape) == 2]
+    plain = sum(prod(shape) for shape in shapes) * DTYPE_BYTES[ops.dtype]
+    return sum(ops.matrix_bytes(*shape) for shape in shapes) / plain
 
 
 def block_count(block_bytes: int, last_level_cache: int) -> int:

@@ -27,6 +27,9 @@ from kafila.types import Segment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HALF_MAX = 65504.0  # IEEE 754 binary16
+_PACK_WEIGHTS = 1 << 26
+"""Weights packed at once: they pass through float32, so that 256 MiB are needed beside the shard and not the 2.5 GB of
+an 8 billion model's unembedding."""
 _NO_MASK = torch.empty(0, dtype=torch.bool)
 
 
@@ -35,6 +38,11 @@ def _on_host(host: HostTensor) -> Tensor:
     if host.dtype == "BF16":
         return torch.from_numpy(host.data.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(host.data)
+
+
+_PACK_ROWS, _PACK_COLUMNS = 512, 16
+"""FBGEMM packs whole blocks of this many inputs and outputs (``PackedGemmMatrixFP16``: ``brow_``, and ``bcol_`` on
+AVX2). A width of 4096 fits; SmolLM2's 576 takes the room of 1024."""
 
 
 class DenseMatrix:
@@ -64,6 +72,19 @@ class PackedMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         """(rows, inputs) to (rows, outputs)."""
         return kernels.packed_linear(x, self.packed)
+
+
+class StackedMatrix:
+    """Matrices over the same inputs, their outputs beside each other."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Matrix[Tensor]]) -> None:
+        self.parts = parts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, inputs) to (rows, outputs of all parts)."""
+        return torch.cat([part(x) for part in self.parts], 1)
 
 
 class TorchOps:
@@ -112,6 +133,15 @@ class TorchOps:
             return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return None
 
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Packed matrices are padded; those of most models fit without."""
+        if not self._packs:
+            return outputs * inputs * self._dtype.itemsize
+        rows, columns = (
+            math.ceil(size / unit) * unit for size, unit in ((inputs, _PACK_ROWS), (outputs, _PACK_COLUMNS))
+        )
+        return rows * columns * self._dtype.itemsize
+
     # Weights.
 
     def norm(self, weight: HostTensor, epsilon: float) -> Norm[Tensor]:
@@ -124,8 +154,8 @@ class TorchOps:
         """Packed where that is faster and holds the values, else dense in ``dtype``."""
         rows = [_on_host(part) for part in parts]
         bias = None if biases is None else torch.cat([_on_host(part).float() for part in biases])
-        if self._packs and all(part.abs().max() <= _HALF_MAX for part in rows):
-            return _pack(_stack(rows, torch.device("cpu"), torch.float32), bias)
+        if self._packs and all(_fits_half(part) for part in rows):
+            return _pack(rows, bias)
         # What half precision cannot hold, bfloat16 can.
         dtype = torch.bfloat16 if self._packs else self._dtype
         weight = _stack(rows, self._device, dtype)
@@ -138,8 +168,8 @@ class TorchOps:
 
     def tied_matrix(self, table: Tensor) -> Matrix[Tensor]:
         """A packed copy on a CPU (of a mapped table: the only copy in memory), elsewhere the table itself."""
-        if self._packs and table.abs().max() <= _HALF_MAX:
-            return _pack(table.float(), None)
+        if self._packs and _fits_half(table):
+            return _pack([table], None)
         return DenseMatrix(table.to(self._dtype), None)
 
     def rope(self, frequencies: Sequence[float], context: int) -> Tensor:
@@ -290,5 +320,20 @@ def _stack(parts: Sequence[Tensor], device: torch.device, dtype: torch.dtype) ->
     return whole
 
 
-def _pack(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-    return PackedMatrix(torch.ops.quantized.linear_prepack_fp16(weight, bias))
+def _fits_half(weight: Tensor) -> bool:
+    low, high = torch.aminmax(weight)
+    return max(-float(low), float(high)) <= _HALF_MAX
+
+
+def _pack(parts: Sequence[Tensor], bias: Tensor | None) -> Matrix[Tensor]:
+    """The parts' rows as one packed matrix, or as several where one would take too much room on its way."""
+    if sum(part.numel() for part in parts) <= _PACK_WEIGHTS:
+        return _packed(_stack(parts, torch.device("cpu"), torch.float32), bias)
+    at_once = max(1, _PACK_WEIGHTS // parts[0].size(1))
+    pieces = [piece for part in parts for piece in torch.split(part, at_once)]
+    biases = [None] * len(pieces) if bias is None else torch.split(bias, [piece.size(0) for piece in pieces])
+    return StackedMatrix([_packed(piece.float(), own) for piece, own in zip(pieces, biases, strict=True)])
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+    return PackedMatrix(torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias))

@@ -213,6 +213,12 @@ def test_devices_that_pack_nothing_agree(
     assert ours <= theirs * 1.5
 
 
+def test_matrices_in_pieces_change_nothing(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _logits(checkpoint("llama biases"), "bfloat16", PROMPT)
+    monkeypatch.setattr("kafila.shard.torch_ops._PACK_WEIGHTS", 1000)
+    torch.testing.assert_close(_logits(checkpoint("llama biases"), "bfloat16", PROMPT), whole, rtol=1e-2, atol=1e-2)
+
+
 def test_sampling_is_by_seed_and_position_and_not_by_company(checkpoint: Checkpoints) -> None:
     ring = LocalRing(checkpoint("llama"), (4,))
     how = Sampling(temperature=1.0, seed=7)

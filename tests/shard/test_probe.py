@@ -14,7 +14,7 @@ from kafila.shard import probe
 from kafila.shard.config import parse_config
 from kafila.shard.decoder import Shard
 from kafila.shard.manifest import model_manifest
-from kafila.shard.probe import block_count, cache_bytes, measure, narrowed
+from kafila.shard.probe import block_count, cache_bytes, measure, narrowed, padding
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import Segment
 from tests.shard.test_config import LLAMA
@@ -69,7 +69,7 @@ def test_bandwidth_overhead_and_arithmetic_come_out(device: Device) -> None:
     assert found.overhead_s == pytest.approx(OVERHEAD_S)
     assert found.flops == pytest.approx(2 * 64 * block_bytes / 2 / (OVERHEAD_S + 64 * ROW_S))
     assert found.bandwidth_spread == pytest.approx(0, abs=1e-6)
-    assert found.memory_bytes == (4000 - 200 - 512) * MB
+    assert found.memory_bytes == pytest.approx((4000 - 200 - 512) * MB / padding(_ops(), TINY), rel=1e-9)
     assert found.device == "cpu (1 thread)"
 
 
@@ -94,7 +94,15 @@ def test_a_fast_device_is_timed_often(device: Device) -> None:
 
 
 def test_the_owners_limit(device: Device) -> None:
-    assert measure(_ops(), TINY, clock=device.clock, last_level_cache=0, memory_cap=7).memory_bytes == 7
+    found = measure(_ops("float32"), TINY, clock=device.clock, last_level_cache=0, memory_cap=7)
+    assert found.memory_bytes == 7
+
+
+def test_padding_is_taken_off_the_room() -> None:
+    assert padding(_ops("float32"), TINY) == 1
+    assert padding(_ops(), QWEN3_8B) == 1
+    smollm2 = replace(TINY, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536)
+    assert padding(_ops(), smollm2) == pytest.approx(1.58, abs=0.01)  # as measured by its resident memory
 
 
 def test_a_device_that_fails_has_memory_and_no_speed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
