@@ -37,8 +37,8 @@ def fastest_rings(
     ``devices`` and ``latencies`` are in ring order, the anchor at position 0; ``anchor_serves`` keeps the anchor in the
     ring. ``known`` placements are to be beaten: among equally fast rings they win.
     """
-    rings: list[FixedRing | FreeRing] = [*_rings(blocks, devices, latencies, anchor_serves)]
-    hopeful = sorted(((ring.shortest(None), ring) for ring in rings), key=lambda pair: pair[0])
+    rings = [(ring.shortest(None), ring) for ring in _rings(blocks, devices, latencies, anchor_serves)]
+    hopeful = sorted(((least, ring) for least, ring in rings if least < NEVER), key=lambda pair: pair[0])
     rivals = list(known)
     fastest: dict[int, Placement] = {}
     for count in sorted(users):
