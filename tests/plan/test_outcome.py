@@ -135,6 +135,13 @@ def test_arbitrary_text_is_refused(text: str) -> None:
         Plan.from_json(text)
 
 
+def test_all_blocks_must_be_held() -> None:
+    record = json.loads(example().to_json())
+    record["blocks"] += 1
+    with pytest.raises(ProtocolError, match="stages"):
+        Plan.from_json(json.dumps(record))
+
+
 def test_blocks_must_follow_one_another() -> None:
     record = json.loads(example().to_json())
     record["stages"][1]["blocks"]["first"] += 1

@@ -160,6 +160,18 @@ def test_a_ring_of_two_crosses_the_same_pair_twice() -> None:
     assert plan.network_s == pytest.approx(0.03)
 
 
+def test_utilisation_counts_every_stage_and_imbalance_the_extremes() -> None:
+    members = [member(name, bandwidth=bandwidth) for name, bandwidth in (("a", 1e9), ("b", 5e8), ("c", 2e9))]
+    plan = planned(members, shares=[2, 2, 4])
+    times = plan.stage_s
+    assert times is not None
+    assert plan.utilisation == pytest.approx(sum(times) / 3 / max(times))
+    assert plan.imbalance == pytest.approx(max(times) / min(times))
+    assert plan.compute_s == pytest.approx(sum(times))
+    assert plan.circuit_s == pytest.approx(sum(times) + (plan.network_s or 0))
+    assert plan.tokens_per_s(2) == pytest.approx(min(1 / max(times), 2 / (plan.circuit_s or 1)))
+
+
 def test_equal_members_share_equally() -> None:
     plan = planned([member(f"m{number}") for number in range(4)])
     assert plan.counts == (2, 2, 2, 2)
