@@ -43,7 +43,7 @@ def between_stages_ms(session: Session) -> float:
         for record in session.records()
         if record["what"] == "batch" and record["phase"] == "decode"
     ]
-    return statistics.median(gaps) * 1e3
+    return float(statistics.median(gaps)) * 1e3
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from kafila.console import StderrConsole, is_terminal
+from kafila.console import StderrConsole, is_terminal, printable
 from kafila.device import DeviceBackend, DeviceSettings, parse_size
 from kafila.errors import KafilaError, UsageError
 from kafila.lines import Leave, Lines, PipeLines, PromptLines, terminal_kept
@@ -154,7 +154,8 @@ class _Person:
             self._options["temperature"], self._options["top_k"], self._options["top_p"], seed=self._options["seed"]
         )
         at_terminal = is_terminal()
-        self._chat = Chat(node, _write, self._console, sampling, self._options["max_tokens"], remember=at_terminal)
+        write = _show if at_terminal else _write
+        self._chat = Chat(node, write, self._console, sampling, self._options["max_tokens"], remember=at_terminal)
         lines: Lines = PromptLines("> ", HISTORY_FILE) if at_terminal else PipeLines(sys.stdin)
         if at_terminal:
             self._console.status("type a question; /help lists the commands")
@@ -173,6 +174,11 @@ def _write(text: str) -> None:
         # Whoever read the answers has gone. Nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise KafilaError("nobody reads the answers any more: stdout is closed") from None
+
+
+def _show(text: str) -> None:
+    """On a terminal a model's text must not move the cursor or change its colours."""
+    _write(printable(text))
 
 
 def run_rendezvous(bind: str) -> None:

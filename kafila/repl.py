@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from kafila.console import Console, printable
+from kafila.console import Console
 from kafila.lines import Lines
 from kafila.ring.frames import Text
 from kafila.types import FinishReason, Sampling
@@ -90,7 +90,7 @@ class Chat:
                 async for text in texts:
                     if text.note and text.finish is None:
                         self.console.status(text.note)
-                    self.write(printable(text.delta))
+                    self.write(text.delta)
                     shown.append(text.delta)
                     last = text
         stopped = self._answering.cancelled_caught

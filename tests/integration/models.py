@@ -15,17 +15,22 @@ TEMPLATE = (
 )
 
 
-def talking_checkpoint(folder: Path, family: str = "llama", **options: Any) -> Path:
-    """A random model whose every token is text or the end of a turn."""
+ENDLESS_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def talking_checkpoint(folder: Path, family: str = "llama", *, endless: bool = False, **options: Any) -> Path:
+    """A random model whose every token is text or the end of a turn; an ``endless`` one cannot draw the latter."""
     tokenizer = byte_level()
     end = id_of(tokenizer, "<|im_end|>")
-    make_checkpoint(folder, family, vocab_size=tokenizer.get_vocab_size(), eos_token_id=end, **options)
+    # The added tokens have the highest ids.
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=not endless)
+    make_checkpoint(folder, family, vocab_size=vocabulary, eos_token_id=None if endless else end, **options)
     tokenizer.save(str(folder / "tokenizer.json"))
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
         "eos_token": "<|im_end|>",
-        "chat_template": TEMPLATE,
+        "chat_template": ENDLESS_TEMPLATE if endless else TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(content))
     return folder

@@ -52,6 +52,12 @@ class Process:
                 await self._changed.wait()
         raise AssertionError(f"no {text!r} in {stream}:\n{self.err}\n{self.out}")
 
+    async def until_count(self, text: str, count: int) -> None:
+        """Until ``text`` stands ``count`` times in what it said on stderr, or it has ended."""
+        with trio.fail_after(PATIENCE_S):
+            while self.err.count(text) < count and self._process.poll() is None:
+                await self._changed.wait()
+
     async def changed(self) -> None:
         """Until it has printed something more."""
         with trio.fail_after(PATIENCE_S):

@@ -18,7 +18,7 @@ from tests.integration.processes import CODE, Process, machine
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    return talking_checkpoint(folder, max_position_embeddings=4096)
+    return talking_checkpoint(folder, endless=True, max_position_embeddings=4096)
 
 
 async def failure(process: Process) -> str:

@@ -1,0 +1,138 @@
+"""Rings of real processes answer, token for token, what transformers answers in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import trio
+
+from kafila.demo import default_folder
+from kafila.demo.convert import is_whole
+from tests.integration.models import talking_checkpoint
+from tests.integration.processes import Process, machine
+
+PROMPTS = (
+    "What is the capital of France, and why is it famous?",
+    "Name three rivers.",
+    "Write a haiku about the desert.",
+    "What is 17 + 25?",
+    "Why is the sky blue?",
+    "Translate 'good morning' into Spanish.",
+    "Give me a recipe for flat bread.",
+    "Who was Ibn Battuta?",
+    "Count from one to ten.",
+    "Schreibe einen Satz über Kamele.",
+)
+TOKENS = 48
+
+
+def answers(folder: Path, prompts: Sequence[str], count: int) -> list[str]:
+    """What transformers answers greedily in float32, as text."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    texts = []
+    for prompt in prompts:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        made = model.generate(**ids, max_new_tokens=count, do_sample=False, pad_token_id=0)
+        texts.append(tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+    return texts
+
+
+async def told(process: Process, prompts: Sequence[str]) -> str:
+    """Everything a member prints to these prompts, one a line."""
+    for n, prompt in enumerate(prompts):
+        await process.say(prompt)
+        await process.until_count(" tokens, ", n + 1)
+    return process.out
+
+
+FLOAT32 = ("--dtype", "float32", "--max-tokens", str(TOKENS), "--context", "512")
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Path:
+    folder = default_folder()
+    if not is_whole(folder):
+        pytest.skip("the demonstration model is not there: make demo-model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def smollm_answers(smollm: Path) -> list[str]:
+    return answers(smollm, PROMPTS, TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("members", [1, 2, 3])
+async def test_the_demonstration_model_answers_as_in_transformers(
+    members: int, smollm: Path, smollm_answers: list[str]
+) -> None:
+    async with machine() as here:
+        ring = await here.ring(smollm, members, *FLOAT32, friend_options=("--max-tokens", str(TOKENS)))
+        asker = ring[-1]
+        assert await told(asker, PROMPTS) == "".join(f"{answer}\n" for answer in smollm_answers)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"tied": True, "sharded": True},
+    "qwen2": {"tied": False},
+    "qwen3": {"tied": False, "sharded": True, "head_dim": 32, "attention_bias": True},
+}
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+@pytest.mark.parametrize("members", [1, 2, 3])
+async def test_a_family_answers_as_in_transformers(
+    family: str, members: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = talking_checkpoint(tmp_path_factory.mktemp("models") / family, family, **VARIANTS[family])
+    wanted = "".join(f"{answer}\n" for answer in answers(folder, PROMPTS[:4], TOKENS))
+    async with machine() as here:
+        ring = await here.ring(folder, members, *FLOAT32, friend_options=("--max-tokens", str(TOKENS)))
+        assert await told(ring[0], PROMPTS[:4]) == wanted
+
+
+async def test_everybody_asks_at_once_and_nobody_hears_anothers_answer(tmp_path: Path) -> None:
+    folder = talking_checkpoint(tmp_path / "tiny")
+    wanted = [f"{answer}\n" for answer in answers(folder, PROMPTS[:6], TOKENS)]
+    async with machine() as here:
+        ring = await here.ring(folder, 3, *FLOAT32, friend_options=("--max-tokens", str(TOKENS)))
+        heard: list[str] = [""] * 3
+
+        async def ask(n: int) -> None:
+            heard[n] = await told(ring[n], PROMPTS[n * 2 : n * 2 + 2])
+
+        async with trio.open_nursery() as nursery:
+            for n in range(3):
+                nursery.start_soon(ask, n)
+        assert heard == [wanted[n] + wanted[n + 1] for n in (0, 2, 4)]
+
+
+async def test_shares_are_held_as_given_and_the_trace_tells_of_them(tmp_path: Path) -> None:
+    folder = talking_checkpoint(tmp_path / "tiny", blocks=6)
+    trace = tmp_path / "trace.jsonl"
+    async with machine() as here:
+        ring = await here.ring(folder, 3, *FLOAT32, "--shares", "1,2,3", "--trace", str(trace))
+        await told(ring[0], PROMPTS[:1])
+        assert "1 member" not in ring[0].err
+    lines = trace.read_text()
+    assert all(f'"what":"{what}"' in lines for what in ("plan", "path", "batch", "answer"))
+
+
+async def test_a_pipe_asks_prints_and_leaves(tmp_path: Path) -> None:
+    folder = talking_checkpoint(tmp_path / "tiny")
+    wanted = "".join(f"{answer}\n" for answer in answers(folder, PROMPTS[:2], TOKENS))
+    async with machine() as here:
+        host = await here.node("--host", "--model", str(folder), "--members", "1", *FLOAT32)
+        for prompt in PROMPTS[:2]:
+            await host.say(prompt)
+        await host.hang_up()
+        assert await host.wait() == 0
+        assert host.out == wanted

@@ -1,0 +1,123 @@
+"""The prompt on a real terminal: a pseudo-terminal with a person's keys typed into it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.models import talking_checkpoint
+from tests.integration.processes import PATIENCE_S
+
+CTRL_C = b"\x03"
+CTRL_D = b"\x04"
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+
+
+class Terminal:
+    """A process whose terminal is ours."""
+
+    def __init__(self, *options: str, home: Path) -> None:
+        self._ours, theirs = pty.openpty()
+        self.before = termios.tcgetattr(theirs)
+        self._theirs = theirs
+        environment = {**os.environ, "HOME": str(home), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        command = [sys.executable, "-m", "kafila", "--threads", "1", *options]
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        )
+        self.screen = ""
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def until(self, text: str, count: int = 1) -> None:
+        """Read until ``text`` has been shown ``count`` times."""
+        while self.screen.count(text) < count:
+            self._read(f"{text!r}")
+
+    def until_longer(self, characters: int) -> None:
+        """Read until so much more has been shown."""
+        wanted = len(self.screen) + characters
+        while len(self.screen) < wanted:
+            self._read("anything more")
+
+    def _read(self, what: str) -> None:
+        ready, _, _ = select.select([self._ours], [], [], PATIENCE_S)
+        assert ready, f"never shown: {what}\n{self.screen}"
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError as error:  # Linux says EIO when the other side is gone
+            raise AssertionError(f"ended before this was shown: {what}\n{self.screen}") from error
+        self.screen += _ESCAPES.sub("", data.decode(errors="replace"))
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+    def kept(self) -> bool:
+        """Whether the terminal is as it was found."""
+        return termios.tcgetattr(self._theirs) == self.before
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_checkpoint(tmp_path_factory.mktemp("models") / "tiny", endless=True, max_position_embeddings=8192)
+
+
+@pytest.fixture
+def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
+    options = ["--host", "--model", str(model), "--members", "1", "--context", "8000", "--max-tokens", "5000"]
+    shown = Terminal(*options, home=tmp_path)
+    try:
+        shown.until("type a question")
+        shown.until("\n>")
+        yield shown
+    finally:
+        shown.close()
+
+
+def test_commands_answers_and_history(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.press(b"/help\r")
+    terminal.until("Ctrl-D leaves")
+    terminal.press(b"/ring\r")
+    terminal.until("0-3 + head")
+    terminal.press(b"/nonsense\r")
+    terminal.until("is no command")
+    terminal.press(b"/reset\r")
+    terminal.until("the conversation is forgotten")
+    terminal.press(CTRL_D)
+    assert terminal.wait() == 0
+    assert terminal.kept()
+    assert "/ring" in (tmp_path / ".local/state/kafila/history").read_text()
+
+
+def test_ctrl_c_stops_the_answer_and_then_leaves(terminal: Terminal) -> None:
+    terminal.press(b"hello\r")
+    terminal.until_longer(60)
+    terminal.press(CTRL_C)
+    terminal.until("stopped")
+    terminal.until_longer(1)
+    terminal.press(CTRL_C)
+    assert terminal.wait() == 130
+    assert terminal.kept()
+
+
+def test_a_signal_gives_the_terminal_back(terminal: Terminal) -> None:
+    terminal.process.terminate()
+    assert terminal.wait() == 130
+    assert terminal.kept()
