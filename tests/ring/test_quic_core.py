@@ -119,8 +119,8 @@ def test_a_member_that_only_receives_keeps_no_endless_list_of_acknowledgements()
 
 
 def test_keys_are_changed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic_core, "KEY_UPDATE_PACKETS", 50)
     wire = established_wire()
+    monkeypatch.setattr(quic_core, "KEY_UPDATE_PACKETS", 50)
     core_of(wire, CLIENT)._next_key_update = 50
     phases = set()
     for number in range(60):
@@ -140,6 +140,30 @@ def test_a_peer_may_send_only_so_far_ahead() -> None:
     assert len(wire.messages(SERVER)) == 8
     for stream in core_of(wire, SERVER)._streams.values():
         assert stream.max_stream_data_local <= stream.receiver.starting_offset() + window
+
+
+def test_a_lost_window_is_told_again_as_soon_as_the_loss_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafila.ring.quic.STREAM_WINDOW_BYTES", 100_000)
+    wire = established_wire()
+    client, server = wire.ends
+    while True:
+        client.send(Stream.BULK, bytes(9_000))
+        wire.flush()
+        batch, wire.flying[SERVER][:] = list(wire.flying[SERVER]), []
+        wire.deliver(SERVER, batch)
+        if core_of(wire, SERVER)._streams[6].max_stream_data_local_sent > 100_000:
+            wire.flying[CLIENT].pop()  # the window, lost
+            break
+        wire.settle()
+    for _ in range(4):
+        server.send(Stream.CONTROL, b"x")
+        wire.flush()
+    wire.carry()
+    wire.wait(ACK_DELAY_S)  # less than a timeout of the server's
+    assert core_of(wire, CLIENT)._streams[6].max_stream_data_remote == 100_000
+    wire.carry()
+    wire.carry()
+    assert core_of(wire, CLIENT)._streams[6].max_stream_data_remote > 100_000
 
 
 # Peers that break the rules after they were let in
