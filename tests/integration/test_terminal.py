@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -22,6 +23,11 @@ CTRL_D = b"\x04"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
 
+def _take_terminal() -> None:
+    """Make standard input the controlling terminal of a new session, so that Ctrl-C is a signal there."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A process whose terminal is ours."""
 
@@ -32,7 +38,13 @@ class Terminal:
         environment = {**os.environ, "HOME": str(home), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
         command = [sys.executable, "-m", "kafila", "--threads", "1", *options]
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_take_terminal,  # noqa: PLW1509  - between fork and exec nothing else runs; no thread holds a lock
         )
         self.screen = ""
 
@@ -43,6 +55,12 @@ class Terminal:
         """Read until ``text`` has been shown ``count`` times."""
         while self.screen.count(text) < count:
             self._read(f"{text!r}")
+
+    def until_prompt_after(self, text: str) -> None:
+        """Read until ``text``, then the prompt again: keys typed before that are the terminal's, not the prompt's."""
+        self.until(text)
+        while ">" not in self.screen.rpartition(text)[2]:
+            self._read(f"a prompt after {text!r}")
 
     def until_longer(self, characters: int) -> None:
         """Read until so much more has been shown."""
@@ -84,8 +102,7 @@ def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
     options = ["--host", "--model", str(model), "--members", "1", "--context", "8000", "--max-tokens", "5000"]
     shown = Terminal(*options, home=tmp_path)
     try:
-        shown.until("type a question")
-        shown.until("\n>")
+        shown.until_prompt_after("lists the commands")
         yield shown
     finally:
         shown.close()
@@ -93,13 +110,13 @@ def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 def test_commands_answers_and_history(terminal: Terminal, tmp_path: Path) -> None:
     terminal.press(b"/help\r")
-    terminal.until("Ctrl-D leaves")
+    terminal.until_prompt_after("/quit    leave")
     terminal.press(b"/ring\r")
-    terminal.until("0-3 + head")
+    terminal.until_prompt_after("0-3 + head")
     terminal.press(b"/nonsense\r")
-    terminal.until("is no command")
+    terminal.until_prompt_after("is no command: /help lists them")
     terminal.press(b"/reset\r")
-    terminal.until("the conversation is forgotten")
+    terminal.until_prompt_after("the conversation is forgotten")
     terminal.press(CTRL_D)
     assert terminal.wait() == 0
     assert terminal.kept()
@@ -110,8 +127,7 @@ def test_ctrl_c_stops_the_answer_and_then_leaves(terminal: Terminal) -> None:
     terminal.press(b"hello\r")
     terminal.until_longer(60)
     terminal.press(CTRL_C)
-    terminal.until("stopped")
-    terminal.until_longer(1)
+    terminal.until_prompt_after("stopped")
     terminal.press(CTRL_C)
     assert terminal.wait() == 130
     assert terminal.kept()
