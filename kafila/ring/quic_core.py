@@ -12,6 +12,7 @@ another has moved them. What is ours:
 
 from __future__ import annotations
 
+import logging
 import math
 
 from aioquic.quic import events
@@ -27,6 +28,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from kafila.ring.quic_congestion import INITIAL_WINDOW_PACKETS, BurstPacer, LinkCongestion
 from kafila.ring.quic_retry import Accept
+
+# A peer's mistakes are events to us, not lines on somebody's terminal; and asking a logger costs something each packet.
+logging.getLogger("quic").disabled = True
 
 PEER = ("peer", 0)
 """The one address aioquic ever sees. Not an IP literal, so a server's preferred address is never tried either."""
