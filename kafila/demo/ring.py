@@ -6,6 +6,7 @@ alone; a second friend is the process the person talks to. It is a member like a
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
 MAX_LOG_LINES = 20
 _CODE = "session code: "
-_NODE = (sys.executable, "-m", "kafila")
+_THREADS = max((os.cpu_count() or 1) // 3, 1)
+"""A third of the processor each: three members that each took all of it would wait for one another."""
+_NODE = (sys.executable, "-m", "kafila", "--threads", str(_THREADS))
 
 
 class Background:
