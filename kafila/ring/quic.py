@@ -200,7 +200,8 @@ class QuicConnection:
                 self._core.take(datagram, now)
             else:
                 self._begin(datagram, now)
-            self._collect()
+            if self._core is not None and self._core.has_news:
+                self._collect(self._core)
 
     def handle_timer(self, now: float) -> None:
         """Call at or after :meth:`next_timer`."""
@@ -208,7 +209,7 @@ class QuicConnection:
             return
         if self._core is not None:
             self._core.handle_timer(now)
-            self._collect()
+            self._collect(self._core)
         elif now >= self._waiting_until:
             self._finish("nobody called", by_peer=False)
 
@@ -274,11 +275,8 @@ class QuicConnection:
             core.take(datagram, now)
             self._core = None if core.untouched else core
 
-    def _collect(self) -> None:
+    def _collect(self, core: FastConnection) -> None:
         """Turn the library's events into ours."""
-        core = self._core
-        if core is None or not core.has_news:
-            return
         while not self._closed and (event := core.next_event()) is not None:
             if isinstance(event, events.StreamDataReceived):
                 self._deliver(event.stream_id, event.data, ended=event.end_stream)

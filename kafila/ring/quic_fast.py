@@ -23,7 +23,7 @@ from aioquic.buffer import (  # type: ignore[attr-defined]  # Buffer's home; re-
     encode_uint_var,
 )
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import NetworkAddress, QuicConnectionState
+from aioquic.quic.connection import QuicConnectionState
 from aioquic.quic.crypto import CryptoContext
 from aioquic.quic.packet import QuicPacketType, QuicStreamFrame, decode_packet_number, pull_ack_frame
 from aioquic.quic.packet_builder import QuicSentPacket
@@ -96,18 +96,18 @@ class FastConnection(CoreConnection):
         self._keys = self._cryptos[Epoch.ONE_RTT]
         self._crypto_stream: QuicStream = self._crypto_streams[Epoch.ONE_RTT]
 
-    def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
-        """One datagram, whatever it is."""
-        if len(data) >= _SAMPLE_STOP and not data[0] & _LONG_HEADER and self._is_settled():
+    def take(self, datagram: bytes, now: float) -> None:
+        """One datagram came, whatever it is."""
+        if len(datagram) >= _SAMPLE_STOP and not datagram[0] & _LONG_HEADER and self._is_settled():
             try:
-                packet = self._open(data)
+                packet = self._open(datagram)
             except CryptoError:
                 return  # forged or damaged: lost
             if packet is not None:
                 self._take_plain(packet, now)
                 return
         self._may_have_chores = True
-        super().receive_datagram(data, addr, now)
+        super().take(datagram, now)
 
     def handle_timer(self, now: float) -> None:
         """As the library's."""
@@ -321,6 +321,8 @@ class FastConnection(CoreConnection):
             delay_s = (packet.ack_delay << self._remote_ack_delay_exponent) / 1_000_000
             self._loss.on_ack_received(ack_rangeset=packet.acknowledged, ack_delay=delay_s, now=now, space=space)
             self._may_have_chores = True  # what was lost may have been other than data
+            if self._new_path_packet is not None:
+                self._settle_path(self._new_path_packet)
         for stream, frame in packet.frames:
             receiver = stream.receiver
             highest = receiver.highest_offset
