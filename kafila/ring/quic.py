@@ -252,13 +252,18 @@ class QuicConnection:
 
         ``max_datagram_bytes`` is the QUIC payload that the path carries, at least 1,200 (ProtocolError otherwise).
         """
-        if max_datagram_bytes < MIN_DATAGRAM_BYTES:
-            raise ProtocolError(
-                f"a path of {max_datagram_bytes} bytes cannot carry QUIC: it needs {MIN_DATAGRAM_BYTES}"
-            )
-        self._configuration.max_datagram_size = min(max_datagram_bytes, MAX_DATAGRAM_BYTES)
+        self._configuration.max_datagram_size = _usable(max_datagram_bytes)
         if self._core is not None:
             self._core.reset_path(now, self._configuration.max_datagram_size)
+
+    def datagram_size_changed(self, max_datagram_bytes: int) -> None:
+        """The path is the same, but carries larger or smaller datagrams than was known: nothing is forgotten.
+
+        ``max_datagram_bytes`` as for :meth:`path_changed`.
+        """
+        self._configuration.max_datagram_size = _usable(max_datagram_bytes)
+        if self._core is not None:
+            self._core.resize(self._configuration.max_datagram_size)
 
     def close(self, now: float, reason: str) -> None:  # noqa: ARG002  - every input of a machine carries the time
         """End the connection; the peer hears ``reason`` (cut to 200 bytes) with the next datagram."""
@@ -354,6 +359,12 @@ def _configuration(
         # Nobody signs these certificates; ``_authenticate`` compares fingerprints.
         verify_mode=0,
     )
+
+
+def _usable(max_datagram_bytes: int) -> int:
+    if max_datagram_bytes < MIN_DATAGRAM_BYTES:
+        raise ProtocolError(f"a path of {max_datagram_bytes} bytes cannot carry QUIC: it needs {MIN_DATAGRAM_BYTES}")
+    return min(max_datagram_bytes, MAX_DATAGRAM_BYTES)
 
 
 def _printable(text: str) -> str:

@@ -51,6 +51,11 @@ class LinkCongestion(QuicCongestionControl):
         fresh._recovery_began = now
         return fresh
 
+    def resize(self, max_datagram_size: int) -> None:
+        """Other datagrams, the same path."""
+        self._datagram_bytes = max_datagram_size
+        self.congestion_window = max(self.congestion_window, self._least())
+
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:  # noqa: ARG002  - the library's signature
         """Grow, if the window was in use when the packet left."""
         self.bytes_in_flight -= packet.sent_bytes
@@ -116,6 +121,10 @@ class BurstPacer:
         self._capacity = float(INITIAL_WINDOW_PACKETS * max_datagram_bytes)
         self._tokens = self._capacity
         self._filled_at = -math.inf
+
+    def resize(self, max_datagram_bytes: int) -> None:
+        """Other datagrams, the same path."""
+        self._datagram_bytes = max_datagram_bytes
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """Spread a window, and a quarter more, over a round trip."""

@@ -153,6 +153,12 @@ class CoreConnection(AioquicConnection):
         self._forget_round_trip()
         self._new_path_packet = self._packet_number
 
+    def resize(self, max_datagram_bytes: int) -> None:
+        """The same way carries datagrams of another size."""
+        self._max_datagram_size = max_datagram_bytes
+        self._congestion.resize(max_datagram_bytes)
+        self._pacer.resize(max_datagram_bytes)
+
     def _forget_round_trip(self) -> None:
         loss = self._loss
         loss._pto_count = 0

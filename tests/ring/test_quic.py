@@ -322,9 +322,29 @@ def test_an_answer_to_what_went_the_old_way_says_nothing_of_the_new() -> None:
     assert client.rtt_s is None
 
 
+def test_another_datagram_size_on_the_same_path_forgets_nothing() -> None:
+    wire = established_wire()
+    client = wire.ends[CLIENT]
+    for number in range(30):
+        client.send(Stream.BULK, text(20_000, number))
+        wire.settle(rtt_s=0.05)
+    for size in (1452, 1200, 9000):
+        before = client.rtt_s
+        client.datagram_size_changed(size)
+        client.send(Stream.BULK, text(100_000, size))
+        wire.flush()
+        assert client.rtt_s == before is not None
+        assert max(len(datagram) for datagram in wire.flying[SERVER]) == size
+        assert sum(map(len, wire.flying[SERVER])) > 10 * 1452, "more than an initial window"
+        wire.settle(rtt_s=0.05)
+        assert wire.messages(SERVER)[-1] == Message(Stream.BULK, text(100_000, size))
+
+
 def test_a_path_that_is_too_small_for_quic_is_a_callers_mistake() -> None:
     with pytest.raises(ProtocolError, match="1200"):
         established_wire().ends[CLIENT].path_changed(START_S, 1199)
+    with pytest.raises(ProtocolError, match="1200"):
+        established_wire().ends[CLIENT].datagram_size_changed(1199)
 
 
 def test_a_giant_path_is_used_as_far_as_frames_reach() -> None:
