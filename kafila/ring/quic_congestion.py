@@ -125,10 +125,14 @@ class BurstPacer:
     def resize(self, max_datagram_bytes: int) -> None:
         """Other datagrams, the same path."""
         self._datagram_bytes = max_datagram_bytes
+        self._set_capacity()
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """Spread a window, and a quarter more, over a round trip."""
         self._rate = _PACING_GAIN * congestion_window / max(smoothed_rtt, 1e-6)
+        self._set_capacity()
+
+    def _set_capacity(self) -> None:
         self._capacity = max(INITIAL_WINDOW_PACKETS * self._datagram_bytes, self._rate * BURST_S)
 
     def allowance(self, now: float) -> int:

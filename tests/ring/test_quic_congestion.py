@@ -166,6 +166,17 @@ def test_it_wakes_for_half_a_burst_and_keeps_the_rate() -> None:
     assert wakes < sent / 3
 
 
+def test_a_pacer_that_waits_for_larger_datagrams_waits_for_whole_ones() -> None:
+    pacer = BurstPacer(1200)
+    pacer.update_rate(INITIAL, 0.1)
+    for _ in range(INITIAL_WINDOW_PACKETS):
+        pacer.update_after_send(1.0)
+    pacer.resize(9000)
+    due = pacer.next_send_time(1.0)
+    assert due is not None
+    assert pacer.next_send_time(due) is None
+
+
 def test_a_path_within_a_burst_is_not_paced_at_all() -> None:
     pacer, window = BurstPacer(SIZE), 400 * SIZE
     pacer.update_rate(window, BURST_S)
