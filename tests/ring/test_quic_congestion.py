@@ -169,6 +169,7 @@ def test_it_wakes_for_half_a_burst_and_keeps_the_rate() -> None:
 def test_a_pacer_that_waits_for_larger_datagrams_waits_for_whole_ones() -> None:
     pacer = BurstPacer(1200)
     pacer.update_rate(INITIAL, 0.1)
+    assert pacer.next_send_time(1.0) is None
     for _ in range(INITIAL_WINDOW_PACKETS):
         pacer.update_after_send(1.0)
     pacer.resize(9000)
