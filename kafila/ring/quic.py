@@ -181,6 +181,11 @@ class QuicConnection:
         return self._core.smoothed_rtt_s if self._core else None
 
     @property
+    def minimum_rtt_s(self) -> float | None:
+        """The shortest round trip of the present path, seconds: what the way costs without either end's business."""
+        return self._core.minimum_rtt_s if self._core else None
+
+    @property
     def connection_ids(self) -> tuple[bytes, ...]:
         """What the peer may address this end by: how a server with one socket tells its connections apart."""
         return self._core.local_connection_ids if self._core else ()

@@ -103,6 +103,11 @@ class CoreConnection(AioquicConnection):
         return self._loss._rtt_smoothed if self._loss._rtt_initialized else None
 
     @property
+    def minimum_rtt_s(self) -> float | None:
+        """The shortest round trip seen (RFC 9002 section 5.2), ``None`` before the first sample."""
+        return self._loss._rtt_min if self._loss._rtt_initialized else None
+
+    @property
     def local_connection_ids(self) -> tuple[bytes, ...]:
         """Every connection id that was given to the peer and is still in force."""
         return tuple(each.cid for each in self._host_cids)

@@ -153,6 +153,16 @@ class RendezvousClient:
         """The smoothed round trip to the rendezvous, seconds; ``None`` while unknown."""
         return self._quic.rtt_s if self._quic else None
 
+    @property
+    def minimum_rtt_s(self) -> float | None:
+        """The shortest round trip, seconds: distance, where the smoothed one tells of a busy start as well."""
+        return self._quic.minimum_rtt_s if self._quic else None
+
+    def network_changed(self, now: float) -> None:
+        """This machine's network changed: hear at once whether the rendezvous still answers, and where it sees us."""
+        if self.state is State.READY and not self._pulse.waiting:
+            self._ping(now)
+
     def create(self, locator: str, seats: int, greeting: bytes, now: float) -> None:
         """Open a session as its host. Raises ProtocolError where an argument is out of ``control``'s bounds."""
         self._begin(Create(locator, seats, greeting), now)

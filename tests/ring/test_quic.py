@@ -304,8 +304,10 @@ def test_a_new_path_forgets_the_old_ones_round_trip() -> None:
         return wire.ends[CLIENT].rtt_s
 
     assert (measure(0.2) or 0.0) > 0.1
+    assert 0.0 < (wire.ends[CLIENT].minimum_rtt_s or 0.0) <= (wire.ends[CLIENT].rtt_s or 0.0)
     wire.ends[CLIENT].path_changed(wire.now, 1452)
     assert wire.ends[CLIENT].rtt_s is None
+    assert wire.ends[CLIENT].minimum_rtt_s is None
     assert (measure(0.002) or 1.0) < 0.02
 
 

@@ -34,6 +34,20 @@ def test_an_idle_session_stays() -> None:
     assert len(party.traffic) - sent < 2 * (1800 / 12) * 6  # a ping is a few packets every 12 to 18 s
 
 
+def test_a_change_of_network_is_asked_about_at_once() -> None:
+    party = Party()
+    host = party.host()
+    party.heard(host)
+    party.run(1)
+    assert (host.minimum_rtt_s or 9.0) <= (host.rtt_s or 0.0) + 1e-9
+    sent = len(party.traffic)
+    host.network_changed(party.now)
+    host.network_changed(party.now)  # asked already
+    party.run(0.5)
+    assert 0 < len(party.traffic) - sent < 8
+    assert host.state is State.READY
+
+
 def test_no_answer_is_reported_within_five_seconds() -> None:
     party = Party()
     del party.machines[SERVER]
