@@ -196,13 +196,17 @@ class FastConnection(CoreConnection):
             datagrams.append(datagram)
             packet.sent_bytes = len(datagram)
             self._register(packet, now)
+        more = self._window() >= self._max_datagram_size and any(len(stream.sender._pending) for stream in sources)
+        self._pacing_at = self._pacer.next_send_time(now) if more else None
         return datagrams
+
+    def _window(self) -> int:
+        return self._congestion.congestion_window - self._congestion.bytes_in_flight
 
     def _cut(self, sources: list[QuicStream], now: float) -> deque[_Piece]:
         """The stream bytes that may leave now, control before bulk. An acknowledgement that goes along may push the
         last of them into one datagram more than the window has room for."""
-        window = self._congestion.congestion_window - self._congestion.bytes_in_flight
-        packets = min(window, self._pacer.allowance(now)) // self._max_datagram_size
+        packets = min(self._window(), self._pacer.allowance(now)) // self._max_datagram_size
         room = packets * (self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES - _STREAM_HEADER.size)
         pieces: deque[_Piece] = deque()
         for stream in sorted(sources, key=_stream_number):
@@ -216,8 +220,6 @@ class FastConnection(CoreConnection):
                 self._remote_max_data_used += sender.highest_offset - highest
                 pieces.append(_Piece(sender, _stream_number(stream), frame.offset, memoryview(frame.data)))
                 room -= len(frame.data)
-        held_back = room <= 0 and window >= self._max_datagram_size
-        self._pacing_at = self._pacer.next_send_time(now) if held_back else None
         return pieces
 
     def _write_ack(self, packet: QuicSentPacket, frames: list[bytes | memoryview], now: float) -> int:

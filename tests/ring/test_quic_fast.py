@@ -122,3 +122,20 @@ def test_nothing_leaves_when_there_is_nothing_to_say() -> None:
         due = end.next_timer()
         assert due is not None
         assert due > wire.now + 20, "only the idle timeout is left"
+
+
+def test_a_window_larger_than_a_burst_leaves_spread_over_the_round_trip() -> None:
+    wire = established_wire()
+    client = wire.ends[CLIENT]
+    for _ in range(12):
+        client.send(Stream.BULK, bytes(300_000))
+        wire.settle(rtt_s=0.05)
+    core = client._core
+    assert core is not None
+    window = core._congestion.congestion_window
+    assert window > 50 * 1200
+    client.send(Stream.BULK, bytes(1_000_000))
+    wire.flush()
+    assert len(wire.flying[SERVER]) <= 12, "a burst"
+    wire.wait(0.1)
+    assert sum(map(len, wire.flying[SERVER])) > 0.9 * window
