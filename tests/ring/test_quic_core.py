@@ -30,7 +30,8 @@ INSIDES = {
     " largest_received_packet largest_received_time received_packets sent_packets",
     "_streams_queue.0": "is_blocked is_finished max_stream_data_local max_stream_data_local_sent"
     " max_stream_data_remote receiver sender stream_id",
-    "_streams_queue.0.sender": "_buffer _pending buffer_is_empty get_frame highest_offset on_data_delivery reset_pending",
+    "_streams_queue.0.sender": "_buffer _pending buffer_is_empty get_frame highest_offset on_data_delivery"
+    " reset_pending",
     "_streams_queue.0.receiver": "handle_frame highest_offset starting_offset stop_pending",
 }
 
