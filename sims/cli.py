@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from kafila.errors import KafilaError
+from sims.nat_cli import nat
 from sims.plan_cli import plan
 
 
@@ -27,3 +28,4 @@ def main() -> None:
 
 
 main.add_command(plan)
+main.add_command(nat)
