@@ -60,7 +60,7 @@ class Build:
             mesh.open_link(
                 peer.node_id,
                 peer.fingerprint,
-                link_candidates(peer),
+                link_candidates(peer, self.me),
                 now,
                 same_machine=peer.machine == self.me.machine,
             )

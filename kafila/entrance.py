@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from random import SystemRandom
@@ -37,8 +37,18 @@ class Door:
     offer: ModelOffer | None
     """The host's; a member hears of it."""
     socket: DatagramSocket
+    servers: tuple[Address, ...]
+    """The rendezvous, by every address it has; the mesh begins with the first."""
     mesh: Mesh
     room: Room
+
+    async def stun_servers(self, others: Sequence[HostPort]) -> list[Address]:
+        """Whom to ask where this machine is seen: the rendezvous, then others, those that have an address."""
+        found = list(self.servers)
+        for where in others:
+            with suppress(OSError):
+                found += await _look_up(where)
+        return found
 
     def knock(self, settings: NodeSettings, now: float) -> None:
         """Ask the rendezvous to open the session, or to let us in."""
@@ -63,16 +73,17 @@ async def open_door(settings: NodeSettings, network: Network, backend: Backend) 
             if role.rendezvous is None:
                 running = await stack.enter_async_context(rendezvous(network))
                 shared, server = _addresses_of(network, running.address.port)
+                servers = [server]
             else:
-                shared, server = role.rendezvous, await resolve(role.rendezvous)
+                shared, servers = role.rendezvous, await resolve(role.rendezvous)
             code = SessionCode.new(os.urandom, shared)
         else:
-            code, server = role.code, await resolve(role.rendezvous)
+            code, servers = role.code, await resolve(role.rendezvous)
         identity, keys, random = make_identity(), derive_keys(code), SystemRandom()
         udp = await _bind(network, settings.port)
         stack.callback(udp.close)
-        mesh = Mesh(identity, keys.link, RendezvousClient(identity, server, random), random)
-        yield Door(identity, code, offer, udp, mesh, Room(mesh, keys, identity.node_id))
+        mesh = Mesh(identity, keys.link, RendezvousClient(identity, servers[0], random), random)
+        yield Door(identity, code, offer, udp, tuple(servers), mesh, Room(mesh, keys, identity.node_id))
 
 
 async def _bind(network: Network, port: int) -> DatagramSocket:
@@ -93,18 +104,23 @@ def _addresses_of(network: Network, port: int) -> tuple[HostPort, Address]:
     return HostPort(addresses[0].host, port), Address(nearest, port)
 
 
-async def resolve(where: HostPort) -> Address:
-    """The address of a rendezvous. Raises RendezvousUnreachable when its name means nothing here."""
+async def resolve(where: HostPort) -> list[Address]:
+    """The addresses of a rendezvous, at least one. Raises RendezvousUnreachable when its name means nothing here."""
     try:
-        return Address(str(ip_address(where.host)), where.port)
-    except ValueError:
-        pass  # a name: ask for its addresses
-    try:
-        found = await trio.socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
+        return await _look_up(where)
     except OSError as error:
         raise RendezvousUnreachable(
             f"the rendezvous {where.host} has no address ({error.strerror}): check its name and your network"
         ) from error
+
+
+async def _look_up(where: HostPort) -> list[Address]:
+    """What a host is called by numbers: the first address of each family. Raises OSError where it has none."""
+    try:
+        return [Address(str(ip_address(where.host)), where.port)]
+    except ValueError:
+        pass  # a name: ask for its addresses
+    found = await trio.socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
+    first = {family: Address(str(to[0]), where.port) for family, _, _, _, to in reversed(found)}
     # A rendezvous on IPv4 is reached from everywhere; one on IPv6 alone still is where IPv6 works.
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return Address(str(found[0][4][0]), where.port)
+    return [address for _, address in sorted(first.items(), key=lambda item: item[0] != socket.AF_INET)]

@@ -16,16 +16,21 @@ from kafila.backend import Backend
 from kafila.building import Build, make_build
 from kafila.console import Console
 from kafila.errors import DeviceError, KafilaError, MemberLeft, PlanDeclined, SessionError, SessionFull
+from kafila.members import link_candidates
 from kafila.mesh import Mesh
 from kafila.plan import Declined, describe
 from kafila.planning import in_ring, make_plan
-from kafila.ring import session as steps
-from kafila.ring.agreement import Assign, MemberInfo, ModelOffer, RefusalReason, SessionMessage
+from kafila.ring import steps
+from kafila.ring.agreement import Assign, MemberInfo, ModelOffer, Reachable, RefusalReason, SessionMessage
 from kafila.ring.session import HostSession, MemberSession
 from kafila.room import Room
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
 from kafila.trace import Recorder
 from kafila.types import Capability, NodeId
+
+SURVEY_PATIENCE_S = 1.0
+"""How long a member that has measured its device waits for the survey of its network, which began before. Then it goes
+without a report, and what comes later still reaches its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class Surroundings:
     nursery: trio.Nursery
     mesh: Mesh
     room: Room
+    surveyed: trio.Event
+    """Set once this machine's network has been surveyed."""
     poke: Callable[[], None]
     finish: Callable[[KafilaError | None], None]
 
@@ -106,6 +113,11 @@ class Formation:
             self.build.serving.drain()
         return moved
 
+    def reachable(self, reachable: Reachable) -> None:
+        """This machine's network is known better, or is another."""
+        self._me = self._me.moved(reachable)
+        self._session.reachable(reachable)
+
     # -- what the session machine asks for ----------------------------------------------------------------------------
 
     def _act(self, event: steps.Event) -> None:
@@ -122,6 +134,9 @@ class Formation:
                 self._plan(members)
             case steps.BuildWanted(assignment):
                 self._build_wanted(assignment)
+            case steps.Moved(member):
+                candidates = link_candidates(member, self._me)
+                self._around.mesh.peer_moved(member.node_id, candidates, trio.current_time())
             case steps.Serving():
                 console.status("serving: every member may ask")
                 self.serving.set()
@@ -155,6 +170,8 @@ class Formation:
         self._around.console.status(f"measuring this device for {offer.manifest.name}")
         capability = await self._around.backend.measure(offer)
         self._around.console.status(_capability_line(capability))
+        with trio.move_on_after(SURVEY_PATIENCE_S):  # the plan is the better for it
+            await self._around.surveyed.wait()
         self._session.measured(capability)
         self._around.poke()
 

@@ -133,6 +133,17 @@ class Mesh:
         for datagram in self._early.pop(peer, ()):
             self._from_peer(link, datagram, None, now)
 
+    def peer_moved(self, peer: NodeId, candidates: Sequence[Candidate], now: float) -> None:
+        """A peer is reached at other addresses now."""
+        if (link := self._links.get(peer)) is not None:
+            link.paths.set_candidates(candidates, now)
+
+    def network_changed(self, now: float) -> None:
+        """This machine's network changed: no path is proven any more, and where we are seen may be elsewhere."""
+        for link in self._links.values():
+            link.paths.network_changed(now)
+        self._control.network_changed(now)
+
     def send(self, peer: NodeId, data: bytes, *, bulk: bool) -> None:
         """Queue a message; without a link it goes nowhere, and :class:`LinkDown` has been told."""
         if (link := self._links.get(peer)) is not None:
@@ -291,8 +302,10 @@ class Mesh:
 
     def _path_news(self, link: _Link, now: float) -> None:
         while (news := link.paths.next_event()) is not None:
-            if isinstance(news, path_events.PathChanged | path_events.DatagramSizeChanged):
+            if isinstance(news, path_events.PathChanged):
                 link.connection.path_changed(now, link.paths.max_datagram_bytes)
+            elif isinstance(news, path_events.DatagramSizeChanged):
+                link.connection.datagram_size_changed(link.paths.max_datagram_bytes)
             self._events.append(PathNews(link.peer, news))
 
     def _addressed(self, link: _Link, datagram: bytes, route: Address | None, now: float) -> Transmit:

@@ -31,14 +31,16 @@ from kafila.errors import (
 )
 from kafila.formation import Formation, Surroundings
 from kafila.mailbox import Mailbox
-from kafila.members import member_info, reachable_at
+from kafila.members import member_info, reachable
 from kafila.mesh import Event as MeshEvent
 from kafila.mesh import LinkDown, LinkMessage, LinkUp, PathNews
 from kafila.nat.events import PathChanged
 from kafila.net import Network
+from kafila.reachability import NO_ROUTERS, Hearing, Reachability, Routers, nearest_server
+from kafila.ring.agreement import Reachable
 from kafila.ring.control import Departure, MemberLeft, Reason, Refused, Signal
 from kafila.ring.rendezvous_client import Event as ControlEvent
-from kafila.ring.rendezvous_client import Joined, Lost, Unreachable
+from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringview import ring_table
 from kafila.settings import HostSettings, NodeSettings
 from kafila.trace import Recorder
@@ -64,15 +66,24 @@ class Person(Protocol):
 
 
 async def run_node(
-    settings: NodeSettings, network: Network, backend: Backend, console: Console, recorder: Recorder, person: Person
+    settings: NodeSettings,
+    network: Network,
+    backend: Backend,
+    console: Console,
+    recorder: Recorder,
+    person: Person,
+    *,
+    routers: Routers = NO_ROUTERS,
 ) -> None:
     """One member's whole life: enter the session, form it, serve, and leave when the person has had enough.
 
-    Raises a KafilaError that says why, when it ends otherwise than by somebody's wish.
+    ``routers``: how to ask this machine's gateways for a port, if at all. Raises a KafilaError that says why, when it
+    ends otherwise than by somebody's wish.
     """
     async with open_door(settings, network, backend) as door, trio.open_nursery() as nursery:
-        node = Node(settings, network, backend, console, recorder, door, nursery)
+        node = Node(settings, network, backend, console, recorder, door, nursery, routers)
         nursery.start_soon(node.endpoint.run)
+        nursery.start_soon(node.survey)
         try:
             await node.live(person)
         finally:
@@ -95,6 +106,7 @@ class Node:
         recorder: Recorder,
         door: Door,
         nursery: trio.Nursery,
+        routers: Routers,
     ) -> None:
         self.failure: KafilaError | None = None
         """Why the session ended, unless somebody wished it."""
@@ -103,8 +115,21 @@ class Node:
         self._settings = settings
         self._network = network
         self._door = door
+        hearing = Hearing(self._reached_otherwise, self._network_changed, console.status)
+        self.reach = Reachability(
+            network, door.socket.address.port, routers, hearing, port_mapping=settings.port_mapping
+        )
         self._around = Surroundings(
-            settings, backend, console, recorder, nursery, door.mesh, door.room, self.endpoint.poke, self._finish
+            settings,
+            backend,
+            console,
+            recorder,
+            nursery,
+            door.mesh,
+            door.room,
+            self.reach.surveyed,
+            self.endpoint.poke,
+            self._finish,
         )
         self._formation: Formation | None = None
         self._admitted = trio.Event()
@@ -134,6 +159,10 @@ class Node:
         await person.chat(self)
         formation.leave()
         self._finish(None)
+
+    async def survey(self) -> None:
+        """Find out how this machine is reached, for as long as the session lasts."""
+        await self.reach.run(lambda: self._door.stun_servers(self._settings.stun))
 
     def start(self) -> None:
         """Host: do not wait for more members."""
@@ -209,15 +238,42 @@ class Node:
             case Refused(reason):
                 self._finish(_refusal(reason, hosting=isinstance(self._settings.role, HostSettings)))
             case Unreachable(reason):
-                server = self._door.mesh.control.server
-                text = (
-                    f"no rendezvous answers at {server.host}:{server.port} ({reason}): is it running, and UDP allowed?"
-                )
-                self._finish(RendezvousUnreachable(text))
+                self._finish(RendezvousUnreachable(self._nobody_answers(reason)))
+            case Moved(observed):
+                self.reach.observed(observed)
             case _:
-                pass  # who enters is known when it says hello; a new address of ours changes nothing here
+                pass  # who enters is known when it says hello
+
+    def _nobody_answers(self, reason: str) -> str:
+        server, report = self._door.mesh.control.server, self.reach.sight.report
+        text = f"{self._settings.name}: no rendezvous answers at {server.host}:{server.port} ({reason})"
+        if report is not None and not report.udp_blocked:
+            return f"{text}: is it running? UDP works here, other servers answer"
+        return f"{text}: is it running, and does this network let UDP through?"
+
+    # -- this machine's network ---------------------------------------------------------------------------------------
+
+    def _whereabouts(self) -> Reachable:
+        return reachable(self.reach.candidates, self.reach.sight.report, self._door.mesh.control.minimum_rtt_s)
+
+    def _reached_otherwise(self) -> None:
+        if self._formation is not None:
+            self._formation.reachable(self._whereabouts())
+            self.endpoint.poke()
+
+    def _network_changed(self) -> None:
+        mesh, now = self._door.mesh, trio.current_time()
+        mesh.control.server = nearest_server(
+            self._door.servers, mesh.control.server, self._network.interface_addresses()
+        )
+        mesh.network_changed(now)
+        self._around.recorder.record("network", now, {"candidates": [str(c) for c in self.reach.candidates]})
+        self.endpoint.poke()
+
+    # -- the rendezvous -----------------------------------------------------------------------------------------------
 
     def _joined(self, joined: Joined) -> None:
+        self.reach.observed(joined.observed)
         if self._formation is not None:
             self._around.console.status("the rendezvous is back")
             return
@@ -229,13 +285,7 @@ class Node:
                 text = "that code's secret does not open the session: compare the code with the host's, all of it"
                 self._finish(WrongSecret(text))
                 return
-        me = member_info(
-            self._door.identity,
-            self._settings.name,
-            reachable_at(self._network, self._door.socket.address.port, [joined.observed]),
-            self._settings.machine,
-            rendezvous_rtt_s=self._door.mesh.control.rtt_s,
-        )
+        me = member_info(self._door.identity, self._settings.name, self._settings.machine, self._whereabouts())
         self._formation = Formation(self._around, me, joined.host, self._door.offer)
         self._admitted.set()
         if hosting:

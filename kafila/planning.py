@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from kafila.plan import Allocation, Declined, Member, Objective, Plan, Workload, plan_session
+from kafila.members import are_near, report_of
+from kafila.nat.predict import Reach, predict
+from kafila.nat.report import nat_class
+from kafila.plan import Allocation, Declined, KnownEdge, Member, Objective, Plan, Workload, plan_session
 from kafila.ring.agreement import MemberInfo, ModelOffer
-from kafila.types import Capability, NatClass
+from kafila.types import Capability, NatClass, PathKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,7 @@ def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffe
     """Divide the offered model among ``members``; the first is the host and the anchor."""
     return plan_session(
         [
-            # Who sits behind which NAT is not measured yet: "ordinary" is what home routers mostly are, and a wrong
-            # guess costs nothing but the order, since every edge begins relayed and becomes direct if it can.
-            Member.from_capability(info.name, capability, rtt_s=info.rendezvous_rtt_s, nat=NatClass.ORDINARY)
+            Member.from_capability(info.name, capability, rtt_s=info.rendezvous_rtt_s, nat=class_of(info))
             for info, capability in members
         ],
         offer.manifest,
@@ -37,7 +39,36 @@ def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffe
         allocation=wishes.allocation,
         shares=wishes.shares,
         users=wishes.users,
+        edges=known_edges([info for info, _ in members]),
     )
+
+
+def class_of(info: MemberInfo) -> NatClass:
+    """A member's class. One that was not surveyed counts as ordinary, which home routers mostly are: a wrong guess
+    costs nothing but the order, since every edge begins relayed and becomes direct if it can."""
+    report = report_of(info)
+    return NatClass.ORDINARY if report is None else nat_class(report)
+
+
+def known_edges(members: Sequence[MemberInfo]) -> dict[tuple[int, int], KnownEdge]:
+    """What the members' reports say of each pair; pairs they leave open are left to the classes."""
+    kinds = {
+        (first, second): _kind(members[first], members[second])
+        for first, second in combinations(range(len(members)), 2)
+    }
+    return {pair: KnownEdge(kind) for pair, kind in kinds.items() if kind is not None}
+
+
+def _kind(a: MemberInfo, b: MemberInfo) -> PathKind | None:
+    if are_near(a, b):
+        return PathKind.DIRECT
+    one, other = report_of(a), report_of(b)
+    reach = Reach.UNKNOWN if one is None or other is None else predict(one, other)
+    if reach is Reach.UNKNOWN:
+        return None
+    # Each direction chooses its own path, so two different pairs of addresses are as good as one. An edge of a ring of
+    # two is crossed both ways, and acknowledgements always go back: a way in one direction alone does not count.
+    return PathKind.DIRECT if reach in {Reach.DIRECT, Reach.ASYMMETRIC} else PathKind.RELAYED
 
 
 def in_ring(plan: Plan, members: Sequence[tuple[MemberInfo, Capability]]) -> list[MemberInfo]:

@@ -44,3 +44,7 @@ class NodeSettings:
     """The same for all processes that reach one another over loopback, and for no others."""
     port: int = 0
     """UDP port to bind; 0: any."""
+    stun: tuple[HostPort, ...] = ()
+    """Servers to ask, besides the rendezvous, what the NAT here does."""
+    port_mapping: bool = True
+    """Whether the router may be asked to open the port."""

@@ -5,7 +5,7 @@ Sealing is :mod:`kafila.ring.sealing`'s business; here is only what is inside. T
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar
 
@@ -32,6 +32,19 @@ class MemberInfo:
     rendezvous_rtt_s: float | None = None
     nat_report: str = ""
     """JSON of the NAT report, for whoever predicts reachability; empty where it was not measured."""
+    kinds: tuple[str, ...] = ()
+    """How each of ``addresses`` came to be, by its place (``kafila.nat.candidates.CandidateKind``); an address without
+    one is an interface's, as in messages of older members."""
+
+    def moved(self, reachable: Reachable) -> MemberInfo:
+        """The same member where it is reached now."""
+        return replace(
+            self,
+            addresses=reachable.addresses,
+            kinds=reachable.kinds,
+            nat_report=reachable.nat_report,
+            rendezvous_rtt_s=reachable.rendezvous_rtt_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +108,18 @@ class Roster:
 
 
 @dataclass(frozen=True, slots=True)
+class Reachable:
+    """Where a member is reached from now on: to the host once its network is surveyed, which is before ``Measured``;
+    to host and ring neighbours whenever that changes. The fields are :class:`MemberInfo`'s."""
+
+    kind: ClassVar[str] = "reachable"
+    addresses: tuple[Address, ...]
+    kinds: tuple[str, ...] = ()
+    nat_report: str = ""
+    rendezvous_rtt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A member's device, measured with the model's shapes."""
 
@@ -149,8 +174,8 @@ class Over:
     """Whether the host's owner simply ended it: no fault."""
 
 
-SessionMessage = Hello | Welcome | Refusal | Roster | Measured | Assign | Ready | Serve | Trouble | Over
-_FAMILY = records.kinds(Hello, Welcome, Refusal, Roster, Measured, Assign, Ready, Serve, Trouble, Over)
+SessionMessage = Hello | Welcome | Refusal | Roster | Reachable | Measured | Assign | Ready | Serve | Trouble | Over
+_FAMILY = records.kinds(Hello, Welcome, Refusal, Roster, Reachable, Measured, Assign, Ready, Serve, Trouble, Over)
 
 
 def encode_message(message: SessionMessage) -> bytes:

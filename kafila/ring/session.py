@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import NamedTuple
 
 from kafila.ring.agreement import (
     PROTOCOL_VERSION,
@@ -26,6 +25,7 @@ from kafila.ring.agreement import (
     MemberInfo,
     ModelOffer,
     Over,
+    Reachable,
     Ready,
     Refusal,
     RefusalReason,
@@ -34,6 +34,18 @@ from kafila.ring.agreement import (
     SessionMessage,
     Trouble,
     Welcome,
+)
+from kafila.ring.steps import (
+    BuildWanted,
+    Dropped,
+    Ended,
+    Event,
+    MeasureWanted,
+    Moved,
+    Outgoing,
+    PlanWanted,
+    Present,
+    Serving,
 )
 from kafila.types import Capability, NodeId
 
@@ -55,75 +67,13 @@ class State(Enum):
     OVER = auto()
 
 
-class Outgoing(NamedTuple):
-    """A message to seal for one member."""
-
-    to: NodeId
-    message: SessionMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """Somebody joined, or the roster changed; ``expected`` 0 while unknown."""
-
-    names: tuple[str, ...]
-    expected: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Host only: a member cannot take part, and why; its place is free."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureWanted:
-    """Measure this device with the offer's shapes, then call ``measured`` or ``trouble``."""
-
-    name: str
-    offer: ModelOffer
-
-
-@dataclass(frozen=True, slots=True)
-class PlanWanted:
-    """Host only: divide the model among these, in the order they joined, then call ``assign`` or ``end``."""
-
-    members: tuple[tuple[MemberInfo, Capability], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BuildWanted:
-    """Load the shard and link with the neighbours, then call ``ready``."""
-
-    assignment: Assign
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """Prompts may be asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The session is over. ``names``: who left, where that is why; ``refusal``: where the host did not take us;
-    ``wished``: the host's owner ended it, so nothing is wrong."""
-
-    text: str
-    names: tuple[str, ...] = ()
-    refusal: RefusalReason | None = None
-    wished: bool = False
-
-
-Event = Present | Dropped | MeasureWanted | PlanWanted | BuildWanted | Serving | Ended
-
-
 class _Machine:
-    """What both roles share: the two queues and the end."""
+    """What both roles share: the two queues, the ring once there is one, and the end."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, me: MemberInfo) -> None:
         self.state = state
+        self._me = me
+        self._ring: tuple[MemberInfo, ...] = ()
         self._outgoing: deque[Outgoing] = deque()
         self._events: deque[Event] = deque()
 
@@ -143,6 +93,33 @@ class _Machine:
             self.state = State.OVER
             self._events.append(ended)
 
+    @property
+    def _neighbours(self) -> dict[NodeId, MemberInfo]:
+        """The members before and after this one in the ring, in their own words of where they are."""
+        ids = [info.node_id for info in self._ring]
+        if self._me.node_id not in ids:
+            return {}
+        place = ids.index(self._me.node_id)
+        beside = (self._ring[place - 1], self._ring[(place + 1) % len(ids)])
+        return {info.node_id: info for info in beside if info.node_id != self._me.node_id}
+
+    def reachable(self, reachable: Reachable) -> None:
+        """This member is reached so from now on; told to whom it concerns, if it is news."""
+        moved = self._me.moved(reachable)
+        if self.state is not State.OVER and moved != self._me:
+            self._me = moved
+            for node in self._whom_it_concerns():
+                self._send(node, reachable)
+
+    def _whom_it_concerns(self) -> list[NodeId]:
+        return list(self._neighbours)
+
+    def _moved(self, sender: NodeId, reachable: Reachable) -> None:
+        """A member says where it is: news to act on if it is a ring neighbour."""
+        self._ring = tuple(info.moved(reachable) if info.node_id == sender else info for info in self._ring)
+        if (neighbour := self._neighbours.get(sender)) is not None:
+            self._events.append(Moved(neighbour))
+
 
 @dataclass(slots=True)
 class _Guest:
@@ -157,8 +134,7 @@ class HostSession(_Machine):
     """The host's side. ``expected`` counts the host itself; None waits for :meth:`start`."""
 
     def __init__(self, me: MemberInfo, offer: ModelOffer, expected: int | None) -> None:
-        super().__init__(State.GATHERING)
-        self._me = me
+        super().__init__(State.GATHERING, me)
         self._offer = offer
         self._expected = expected
         self._members: dict[NodeId, _Guest] = {me.node_id: _Guest(me)}
@@ -177,6 +153,9 @@ class HostSession(_Machine):
             self._hello(sender, message)
         elif sender in self._members:
             match message:
+                case Reachable():
+                    self._members[sender].info = self._members[sender].info.moved(message)
+                    self._moved(sender, message)
                 case Measured(capability):
                     self._measured(sender, capability)
                 case Ready(epoch) if epoch == self._epoch:
@@ -237,6 +216,11 @@ class HostSession(_Machine):
             self._expected = len(self._members)
             self._plan_when_measured()
 
+    def reachable(self, reachable: Reachable) -> None:
+        """The host's own network."""
+        super().reachable(reachable)
+        self._members[self._me.node_id].info = self._me
+
     def measured(self, capability: Capability) -> None:
         """The host's own device."""
         self._measured(self._me.node_id, capability)
@@ -256,7 +240,8 @@ class HostSession(_Machine):
     def assign(self, plan: str, ring: Sequence[NodeId]) -> None:
         """The plan is made: tell everybody. ``ring`` begins at the head."""
         self._epoch += 1
-        assignment = Assign(self._epoch, plan, tuple(self._members[node].info for node in ring))
+        self._ring = tuple(self._members[node].info for node in ring)
+        assignment = Assign(self._epoch, plan, self._ring)
         self._tell(assignment)
         self._events.append(BuildWanted(assignment))
 
@@ -301,11 +286,11 @@ class MemberSession(_Machine):
     """A member's side, from the moment the rendezvous has let it in and the greeting has opened."""
 
     def __init__(self, me: MemberInfo, host: NodeId, now: float) -> None:
-        super().__init__(State.KNOCKING)
-        self._me = me
+        super().__init__(State.KNOCKING, me)
         self._host = host
         self._host_name = "the host"
-        self._names: dict[NodeId, str] = {}
+        self._early: dict[NodeId, Reachable] = {}
+        """What members said of themselves before the host said that they are neighbours."""
         self._epoch = 0
         self._deadline: float | None = now + WELCOME_TIMEOUT_S
         self._send(host, Hello(me))
@@ -322,9 +307,22 @@ class MemberSession(_Machine):
             self._over(Ended(text))
 
     def receive(self, sender: NodeId, message: SessionMessage) -> None:
-        """An opened message; only the host's count, and only those that the state allows."""
-        if sender != self._host or self.state is State.OVER:
+        """An opened message; of others than the host only where they are, and only what the state allows."""
+        if self.state is State.OVER:
             return
+        if isinstance(message, Reachable):
+            self._located(sender, message)
+        elif sender == self._host:
+            self._told(message)
+
+    def _located(self, sender: NodeId, reachable: Reachable) -> None:
+        if self._ring:
+            self._moved(sender, reachable)
+        elif sender in self._early or len(self._early) < MAX_MEMBERS:
+            self._early[sender] = reachable
+
+    def _told(self, message: SessionMessage) -> None:
+        """By the host."""
         match message, self.state:
             case Welcome(name, offer), State.KNOCKING:
                 self._deadline = None
@@ -348,9 +346,18 @@ class MemberSession(_Machine):
 
     def _assigned(self, assignment: Assign) -> None:
         self._epoch = assignment.epoch
-        self._names = {info.node_id: info.name for info in assignment.ring}
         self.state = State.BUILDING
-        self._events.append(BuildWanted(assignment))
+        early, self._early = self._early, {}
+        ring = [info.moved(early[info.node_id]) if info.node_id in early else info for info in assignment.ring]
+        self._ring = tuple(ring)
+        self._events.append(BuildWanted(replace(assignment, ring=self._ring)))
+        as_assigned = next((info for info in ring if info.node_id == self._me.node_id), self._me)
+        if replace(self._me, name=as_assigned.name) != as_assigned:  # moved while the host planned
+            for node in self._neighbours:
+                self._send(node, _whereabouts(self._me))
+
+    def _whom_it_concerns(self) -> list[NodeId]:
+        return list(dict.fromkeys([self._host, *self._neighbours]))
 
     def measured(self, capability: Capability) -> None:
         """This device, measured."""
@@ -377,5 +384,10 @@ class MemberSession(_Machine):
         """Somebody is gone for good. Without the host there is no session; without a ring member none either."""
         if node == self._host:
             self._over(Ended(f"{self._host_name} left, and the session with it", (self._host_name,)))
-        elif node in self._names and self.state in {State.BUILDING, State.SERVING}:
-            self._over(Ended(f"{self._names[node]} left the session", (self._names[node],)))
+        name = next((info.name for info in self._ring if info.node_id == node), None)
+        if name is not None and self.state in {State.BUILDING, State.SERVING}:
+            self._over(Ended(f"{name} left the session", (name,)))
+
+
+def _whereabouts(info: MemberInfo) -> Reachable:
+    return Reachable(info.addresses, info.kinds, info.nat_report, info.rendezvous_rtt_s)

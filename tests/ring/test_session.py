@@ -16,6 +16,7 @@ from kafila.ring.agreement import (
     MemberInfo,
     ModelOffer,
     Over,
+    Reachable,
     Ready,
     RefusalReason,
     Serve,
@@ -25,20 +26,18 @@ from kafila.ring.agreement import (
     decode_message,
     encode_message,
 )
-from kafila.ring.session import (
-    WELCOME_TIMEOUT_S,
+from kafila.ring.session import MAX_MEMBERS, WELCOME_TIMEOUT_S, HostSession, MemberSession, State
+from kafila.ring.steps import (
     BuildWanted,
     Dropped,
     Ended,
     Event,
-    HostSession,
     MeasureWanted,
-    MemberSession,
+    Moved,
     Outgoing,
     PlanWanted,
     Present,
     Serving,
-    State,
 )
 from kafila.types import Address, Capability, ModelManifest, NodeId
 
@@ -228,3 +227,74 @@ def test_a_stranger_cannot_measure_or_speak_as_another() -> None:
     host.receive(info(2).node_id, Hello(info(1)))
     host.receive(info(2).node_id, Measured(CAPABILITY))
     assert host.names == ("member 0",)
+
+
+HERE = Reachable((Address("198.51.100.7", 4100), Address("10.0.0.2", 4100)), ("reflexive", "host"), '{"a": 1}', 0.02)
+THERE = Reachable((Address("198.51.100.8", 4200),), ("reflexive",))
+
+
+def moved(session: Session, node: NodeId) -> list[MemberInfo]:
+    return [event.member for event in session.events[node] if isinstance(event, Moved)]
+
+
+def test_what_a_member_says_of_its_network_before_it_measured_reaches_the_plan_and_the_ring() -> None:
+    session = Session(2, 3)
+    guest, host = info(1).node_id, info(0).node_id
+    session.members[guest].reachable(HERE)
+    session.host.reachable(THERE)
+    session.run()
+    (wanted,) = [event for event in session.events[host] if isinstance(event, PlanWanted)]
+    known = {member.node_id: member for member, _ in wanted.members}
+    assert known[guest] == info(1).moved(HERE)
+    assert known[host] == info(0).moved(THERE)
+    (build,) = [event for event in session.events[info(2).node_id] if isinstance(event, BuildWanted)]
+    assert {member.node_id: member for member in build.assignment.ring} == known
+    assert not any(moved(session, node) for node in session.machines)
+
+
+def test_a_member_that_moves_tells_its_ring_neighbours_and_nobody_else() -> None:
+    session = Session(4, 5)
+    session.run()
+    mover = info(2).node_id
+    session.members[mover].reachable(HERE)
+    session.members[mover].reachable(HERE)  # no news
+    session.run()
+    for n in (1, 3):
+        assert [member.addresses for member in moved(session, info(n).node_id)] == [HERE.addresses]
+    assert not moved(session, info(0).node_id)
+    assert not moved(session, info(4).node_id)
+    session.host.reachable(THERE)
+    session.run()
+    assert [member.addresses for member in moved(session, info(1).node_id)] == [HERE.addresses, THERE.addresses]
+    assert [member.addresses for member in moved(session, info(4).node_id)] == [THERE.addresses]
+
+
+@given(st.lists(st.integers(0, 50), max_size=80), st.integers(0, 40))
+def test_wherever_a_move_falls_the_neighbours_end_up_with_the_newest_address(picks: list[int], when: int) -> None:
+    session = Session(3, 4)
+    for number, pick in enumerate(picks):
+        if number == when:
+            session.members[info(1).node_id].reachable(HERE)
+        session.step(pick)
+    if when >= len(picks):
+        session.members[info(1).node_id].reachable(HERE)
+    session.run()
+    ring = [member.node_id for member in session.host._ring]
+    place = ring.index(info(1).node_id)
+    for node in {ring[place - 1], ring[(place + 1) % 4]}:
+        (build,) = [event for event in session.events[node] if isinstance(event, BuildWanted)]
+        at_first = next(member for member in build.assignment.ring if member.node_id == info(1).node_id)
+        assert [at_first, *moved(session, node)][-1].addresses == HERE.addresses
+
+
+def test_strangers_cannot_make_a_member_remember_without_end() -> None:
+    member = MemberSession(info(1), info(0).node_id, 0.0)
+    for n in range(MAX_MEMBERS + 10):
+        member.receive(NodeId(n.to_bytes(8, "big")), HERE)
+    assert len(member._early) == MAX_MEMBERS
+
+
+def test_an_older_members_introduction_reads_as_interfaces() -> None:
+    older = encode_message(Hello(info(1))).replace(b',"kinds":[]', b"")
+    assert b"kinds" not in older
+    assert decode_message(older) == Hello(info(1))
