@@ -130,6 +130,17 @@ def test_silence_under_data_is_noticed_within_a_second() -> None:
     assert len(sent) >= 3
 
 
+def test_silence_on_a_slow_path_is_three_timeouts() -> None:
+    path = usable()
+    for _ in range(60):
+        path.round_trip.measured(0.5)
+    path.busy(3.0)
+    now, _ = run(path, 3.0, 4.45)
+    assert state_of(path) is PathState.USABLE
+    run(path, now, 5.5)
+    assert state_of(path) is PathState.SILENT
+
+
 def test_silence_while_idle_is_given_longer() -> None:
     path = usable()
     now, _ = run(path, 3.0, KEEPALIVE_S + 1.5)

@@ -117,6 +117,20 @@ def test_loopback_is_not_probed_otherwise() -> None:
     assert pair.both_direct()
 
 
+def test_a_nearer_path_takes_over_and_both_are_used_for_a_round_trip() -> None:
+    pair = Pair()
+    wide = Address("203.0.113.77", 4242)
+    pair.b.extra = (wide,)
+    pair.start(told=[Candidate(wide, CandidateKind.REFLEXIVE)])
+    pair.stream(pair.a)
+    pair.run(0.01)
+    pair.filters.append(lambda name, _, to: name == "b" and to == pair.a.address)
+    assert pair.run(5.0, lambda: pair.a.paths.address == wide)
+    pair.a.paths.set_candidates(pair.advertised(pair.b), pair.now)
+    assert pair.run(1.0, lambda: pair.a.paths.routes(pair.now) == (pair.b.address, wide))
+    assert pair.run(0.1, lambda: pair.a.paths.routes(pair.now) == (pair.b.address,))
+
+
 # -- NATs
 
 
@@ -283,6 +297,19 @@ def test_one_sided_traffic_finds_either_direction_dead(dead: str) -> None:
     assert pair.run(10.0, pair.both_direct)
 
 
+def test_traffic_after_a_pause_finds_out_at_once() -> None:
+    pair = Pair()
+    pair.start()
+    pair.run(20.0)
+    pair.blocked = {"a", "b"}
+    pair.run(1.0)
+    assert pair.both_direct(), "nobody knows yet"
+    began = pair.now
+    pair.stream(pair.a)
+    pair.run(2.0)
+    assert pair.longest_gap_s(pair.b, began) < 1.0
+
+
 def test_spares_are_not_trusted_when_the_path_in_use_dies() -> None:
     """All addresses of one peer lead through the same cable."""
     pair = Pair()
@@ -334,6 +361,20 @@ def test_a_path_that_exists_only_later_is_found() -> None:
     assert kinds(pair.a).count(PunchFailed) == 3, "said three times, not for ever"
     pair.blocked = set()
     assert pair.run(65.0, pair.both_direct)
+
+
+def test_the_peer_s_round_is_joined() -> None:
+    """Between rounds a filter closes again: the peer's probes alone would not get in."""
+    pair = Pair(1)
+    pair.behind(pair.a, "EIM", "APDF", timeout_s=10.0, keeps_ports=True)
+    pair.behind(pair.b, "EIM", "APDF", timeout_s=10.0, keeps_ports=True)
+    pair.blocked = {"a", "b"}
+    pair.start()
+    pair.run(115.0)
+    assert len([time for time, to, _ in pair.a.probes if to is not None and time > pair.now - 10.0]) == 0
+    pair.blocked = set()
+    pair.b.paths.network_changed(pair.now)
+    assert pair.run(1.0, pair.both_direct)
 
 
 def test_the_relay_may_go_while_the_direct_path_works() -> None:
@@ -417,6 +458,18 @@ def test_a_black_hole_is_left_within_a_second(fits: int, seed: int) -> None:
     assert pair.longest_gap_s(pair.b, since) < 1.1
     assert PathNarrowed in kinds(pair.a)
     assert PathTooNarrow not in kinds(pair.a)
+
+
+def test_narrow_at_the_end_of_a_round_is_not_the_end() -> None:
+    pair = Pair(mtu_bytes=1000)
+    pair.blocked = {"a", "b"}
+    pair.start()
+    pair.run(3.3)
+    pair.blocked = set()
+    pair.run(6.0)
+    assert PathTooNarrow in kinds(pair.a)
+    pair.mtu_bytes = {"a": 1472, "b": 1472}
+    assert pair.run(30.0, pair.both_direct)
 
 
 def test_jumbo_datagrams_on_a_lan() -> None:
