@@ -11,6 +11,8 @@ it, on its thread.
 
 from __future__ import annotations
 
+import kafila.shard  # noqa: F401  # isort: skip  - before torch: it says how threads wait
+
 import argparse
 import json
 import platform

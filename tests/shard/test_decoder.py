@@ -227,8 +227,10 @@ def test_sampling_is_by_seed_and_position_and_not_by_company(checkpoint: Checkpo
         [Segment(1, 0, 3, sample=True), Segment(0, 0, len(PROMPT), sample=True)], [*OTHERS[0], *PROMPT], how
     )
     assert together[1] == alone
-    others = {ring.step([Segment(0, 0, 13, sample=True)], PROMPT, Sampling(1.0, seed=seed)) for seed in range(12)}
-    assert len(others) > 3
+    seeds = [Sampling(1.0, seed=seed) for seed in range(12)]
+    others = [ring.step([Segment(0, 0, 13, sample=True)], PROMPT, seed) for seed in seeds]
+    assert len(set(others)) > 3
+    assert [ring.step([Segment(0, 12, 1, sample=True)], PROMPT[12:], seed) for seed in seeds] == others
 
 
 ONE = [Segment(0, 0, 1, sample=True)]
