@@ -76,6 +76,13 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
 @click.option("--memory", metavar="SIZE", help="Use at most this much memory, as in 12GB.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Processor threads for the model.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="UDP port to use.  [default: any]")
+@click.option(
+    "--stun",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="One more STUN server to ask what the NAT here does. May be given several times.",
+)
+@click.option("--no-port-mapping", is_flag=True, help="Never ask the router to open the port (PCP, NAT-PMP, UPnP).")
 @click.option("--serve", "only_serve", is_flag=True, help="Hold a share of the model and ask nothing.")
 @click.option(
     "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 always takes the likeliest word."
@@ -110,8 +117,13 @@ def _node(options: dict[str, Any]) -> None:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--bind", default="[::]:7443", show_default=True, metavar="HOST:PORT", help="Where to listen (UDP).")
+@click.option(
+    "--alt-address",
+    metavar="HOST",
+    help="A second address of this machine, for STUN: then members learn exactly what their NATs do.",
+)
 @click.version_option(package_name="kafila")
-def rendezvous(bind: str) -> None:
+def rendezvous(bind: str, alt_address: str | None) -> None:
     """The always-on meeting point: introduces members, relays ciphertext where no direct path exists.
 
     It holds no model and can read nothing of what members say. Give members its address with --rendezvous.
@@ -120,7 +132,7 @@ def rendezvous(bind: str) -> None:
     def run() -> None:
         from kafila.commands import run_rendezvous  # noqa: PLC0415  - see the module docstring
 
-        run_rendezvous(bind)
+        run_rendezvous(bind, alt_address)
 
     _run(run)
 

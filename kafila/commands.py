@@ -9,6 +9,7 @@ import platform
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from kafila.members import machine_digest
 from kafila.node import Node, run_node
 from kafila.plan import Allocation, Objective
 from kafila.planning import Wishes
-from kafila.rendezvous_service import serve
+from kafila.reachability import SYSTEM_ROUTERS
+from kafila.rendezvous_service import Alternate, serve
 from kafila.repl import Chat
 from kafila.ring.invite import HostPort, parse_code, parse_host_port
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
@@ -48,7 +50,8 @@ def host_or_join(options: dict[str, Any]) -> None:
         person = _Person(console, options)
 
         async def member() -> None:
-            await run_node(settings, TrioNetwork(), DeviceBackend(device), console, recorder, person)
+            backend, network = DeviceBackend(device), TrioNetwork()
+            await run_node(settings, network, backend, console, recorder, person, routers=SYSTEM_ROUTERS)
 
         trio.run(person.watch, member)
     if person.interrupted:
@@ -61,7 +64,14 @@ def node_settings(options: dict[str, Any]) -> NodeSettings:
         raise UsageError("say either --host, to open a session, or --join CODE, to enter one")
     rendezvous = None if options["rendezvous"] is None else parse_host_port(options["rendezvous"])
     role = _host(options, rendezvous) if options["hosting"] else _join(options, rendezvous)
-    return NodeSettings(role, options["name"] or _default_name(), machine_digest(), options["port"])
+    return NodeSettings(
+        role,
+        options["name"] or _default_name(),
+        machine_digest(),
+        options["port"],
+        stun=tuple(parse_host_port(where) for where in options["stun"]),
+        port_mapping=not options["no_port_mapping"],
+    )
 
 
 def _host(options: dict[str, Any], rendezvous: HostPort | None) -> HostSettings:
@@ -181,16 +191,34 @@ def _show(text: str) -> None:
     _write(printable(text))
 
 
-def run_rendezvous(bind: str) -> None:
+def run_rendezvous(bind: str, alt_address: str | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises KafilaError."""
     where = parse_host_port(bind)
+    network, alternate = TrioNetwork(), None
+    if alt_address is not None:
+        first, second = _two_hosts(where.host, alt_address)
+        network, alternate = TrioNetwork(first), Alternate(TrioNetwork(second), first, second)
 
     async def until_signal() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
-            await serve(TrioNetwork(), where.port, StderrConsole())
+            await serve(network, where.port, StderrConsole(), alternate)
 
     trio.run(until_signal)
+
+
+def _two_hosts(first: str, second: str) -> tuple[str, str]:
+    """Two addresses to listen on, each by itself. Raises UsageError where they are not that."""
+    try:
+        one, other = ip_address(first), ip_address(second)
+    except ValueError:
+        raise UsageError("with --alt-address, --bind and --alt-address are numbers, as in 203.0.113.5") from None
+    if one.is_unspecified or other.is_unspecified or one == other or one.version != other.version:
+        raise UsageError(
+            "--alt-address needs two different addresses of one family: say the first with --bind HOST:PORT, "
+            "the second with --alt-address HOST"
+        )
+    return str(one), str(other)
 
 
 async def _cancel_on_signal(scope: trio.CancelScope) -> None:

@@ -195,14 +195,20 @@ class UdpSocket:
 
 
 class TrioNetwork:
-    """The machine this process runs on: a :class:`kafila.net.Network`."""
+    """The machine this process runs on: a :class:`kafila.net.Network`. ``host``: by this address of it alone."""
+
+    def __init__(self, host: str | None = None) -> None:
+        self._host = host
 
     async def bind(self, port: int = 0) -> UdpSocket:
-        """A socket for both address families, or for IPv4 alone where the machine has no IPv6.
+        """A socket for both address families, or for IPv4 alone where the machine has no IPv6, or for the one address.
 
-        Raises OSError when the port is taken.
+        Raises OSError when the port is taken, or the machine does not have the address.
         """
         await trio.lowlevel.checkpoint()
+        if self._host is not None:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            return UdpSocket(_bound(family, port, self._host))
         try:
             raw = _bound(socket.AF_INET6, port)
         except OSError as error:
@@ -227,12 +233,13 @@ class TrioNetwork:
         return [Address(host, 0) for host in sorted(usable, key=lambda host: _rank(host, outward))]
 
 
-def _bound(family: socket.AddressFamily, port: int) -> socket.socket:
+def _bound(family: socket.AddressFamily, port: int, host: str | None = None) -> socket.socket:
+    anywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"  # noqa: S104  - members come from anywhere
     raw = socket.socket(family, socket.SOCK_DGRAM)
     try:
         if family == socket.AF_INET6:
             raw.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        raw.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))  # noqa: S104  - members come from anywhere
+        raw.bind((host or anywhere, port))
     except OSError:
         raw.close()
         raise

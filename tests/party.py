@@ -13,12 +13,14 @@ from kafila.head import Language
 from kafila.net import Network
 from kafila.node import Node, run_node
 from kafila.planning import Wishes
+from kafila.reachability import Routers
 from kafila.ring.agreement import ModelOffer
 from kafila.ring.frames import Text
 from kafila.ring.invite import HostPort, SessionCode, parse_code
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
 from kafila.shard.worker import Job, Loaded, Result
 from kafila.types import Capability, ModelManifest, Sampling
+from sims.net import Machine
 from tests.standin import WORDS, Letters, StandInShard, solo_tokens
 
 BLOCKS = 6
@@ -143,6 +145,8 @@ class Guest:
         self.error: KafilaError | None = None
         self.scope = trio.CancelScope()
         self.start_at_once = False
+        self.stun: tuple[HostPort, ...] = ()
+        self.port_mapping = True
 
     async def gather(self, node: Node) -> None:
         if self.start_at_once:
@@ -154,14 +158,28 @@ class Guest:
         await self.leaving.wait()
 
     async def run(self, role: HostSettings | JoinSettings) -> None:
-        settings = NodeSettings(role, self.name, self.name.encode())
+        settings = NodeSettings(role, self.name, self.name.encode(), stun=self.stun, port_mapping=self.port_mapping)
         try:
             with self.scope:
-                await run_node(settings, self.network, self.backend, self.screen, self.facts, self)
+                await run_node(
+                    settings,
+                    self.network,
+                    self.backend,
+                    self.screen,
+                    self.facts,
+                    self,
+                    routers=Routers(self._gateways),
+                )
         except KafilaError as error:
             self.error = error
         finally:
             self.ended.set()
+
+    async def _gateways(self) -> list[str]:
+        """What a virtual machine's system says; real ones are not asked, tests stay on loopback."""
+        await trio.lowlevel.checkpoint()
+        network = self.network
+        return [a.host for a in network.gateways() if ":" not in a.host] if isinstance(network, Machine) else []
 
     async def ask(self, words: str, *, sampling: Sampling = Sampling(), max_tokens: int = 0) -> list[Text]:  # noqa: B008  - frozen
         """The parts of an answer."""
