@@ -20,6 +20,7 @@ demo-model: venv
 
 # Everything that has to be green.
 test: check demo-model
+	@scripts/kernel_tests.sh
 	$(VENV)/bin/python -m pytest $(PYTEST)
 
 check: venv

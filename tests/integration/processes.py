@@ -93,22 +93,23 @@ class Machine:
         self._nursery = nursery
         self.processes: list[Process] = []
 
-    async def command(self, *arguments: str) -> Process:
-        """Start ``python -m`` with these arguments."""
+    async def start(self, *command: str) -> Process:
+        """Start any program."""
         process = Process(
             await trio.lowlevel.open_process(
-                [sys.executable, "-m", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
         )
         self.processes.append(process)
         self._nursery.start_soon(process.listen)
         return process
 
-    async def node(self, *options: str) -> Process:
-        return await self.command("kafila", "--threads", "1", *options)
+    async def command(self, *arguments: str, prefix: Sequence[str] = ()) -> Process:
+        """Start ``python -m`` with these arguments, after ``prefix`` (such as ``ip netns exec NAME``)."""
+        return await self.start(*prefix, sys.executable, "-m", *arguments)
+
+    async def node(self, *options: str, prefix: Sequence[str] = ()) -> Process:
+        return await self.command("kafila", "--threads", "1", *options, prefix=prefix)
 
     async def ring(
         self, model: Path, members: int, *host_options: str, friend_options: Sequence[str] = ()

@@ -1,0 +1,1 @@
+"""The deployed programs on the real kernel's network stack, behind real NATs."""
