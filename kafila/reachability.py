@@ -76,6 +76,7 @@ class Reachability:
         self._hearing = hearing
         self._port_mapping = port_mapping
         self._protocol: PortMappingProtocol | None = None
+        self._said = ""
         self._located = trio.Event()
         self._nudge = trio.Event()
 
@@ -94,30 +95,35 @@ class Reachability:
 
     async def run(self, servers: Callable[[], Awaitable[Sequence[Address]]]) -> None:
         """Until cancelled. ``servers`` are asked by STUN, the rendezvous first; looked up anew in every epoch."""
-        first = True
         while True:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._survey, servers, first)
+                nursery.start_soon(self._survey, servers)
                 nursery.start_soon(self._keep_port)
                 await self._next_epoch()
                 nursery.cancel_scope.cancel()
-            first, self._protocol = False, None
+            self._protocol = None
             self.sight = replace(self.sight, newest=None, mapped=None)
             self._hearing.on_epoch()
             self._hearing.on_news()
 
     # -- one epoch ----------------------------------------------------------------------------------------------------
 
-    async def _survey(self, servers: Callable[[], Awaitable[Sequence[Address]]], first: bool) -> None:
+    async def _survey(self, servers: Callable[[], Awaitable[Sequence[Address]]]) -> None:
         asked = await servers()
         report = await classify_network(self._network, asked)
         newest = await newest_mapping(self._network, asked) if _is_sequential(report) else None
         report = replace(report, port_mapping=self._protocol)
         self.sight = replace(self.sight, report=report, newest=newest)
         if self._located.is_set() or not report.udp_blocked:  # else the rendezvous itself is the news
-            self._hearing.tell(f"{'network' if first else 'the network has changed'}: {_in_words(report)}")
+            self._say(_in_words(report))
         self.surveyed.set()
         self._hearing.on_news()
+
+    def _say(self, words: str) -> None:
+        """Once: most epochs change the addresses and nothing else."""
+        if words != self._said:
+            self._hearing.tell(f"{'the network has changed' if self._said else 'network'}: {words}")
+            self._said = words
 
     async def _keep_port(self) -> None:
         """Where a NAT lies between us and the rendezvous: elsewhere nobody needs a port opened."""

@@ -33,7 +33,13 @@ class StunWorld:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Deliver packets and answer requests within the block."""
-        async with self.net.running(), trio.open_nursery() as nursery:
+        async with self.net.running(), self.serving():
+            yield
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer requests within the block, in a network that runs already."""
+        async with trio.open_nursery() as nursery:
             sockets: dict[Local, DatagramSocket] = {
                 Local(host, port): await machine.bind(PORTS[port])
                 for host, machine in enumerate(self.servers)
