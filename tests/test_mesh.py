@@ -250,3 +250,24 @@ def test_datagrams_from_nobody_are_counted_and_dropped(pair: Pair) -> None:
         pair.a.mesh.receive(data, stranger, pair.wire.now)
     assert pair.a.mesh.dropped == 5
     assert not [event for event in pair.a.drain() if isinstance(event, LinkUp | LinkDown | LinkMessage)]
+
+
+def test_a_peer_that_moved_is_found_where_it_says(pair: Pair) -> None:
+    pair.link()
+    pair.wire.run(3.0)
+    old, new = pair.b.address, Address("192.168.1.77", 4077)
+    pair.wire.detach(old)
+    pair.wire.attach(new, pair.b.mesh)
+    pair.wire.blocked = lambda source, to: RENDEZVOUS not in {source, to} and pair.a.address == to  # b's own are lost
+    pair.wire.run(3.0)
+    assert pair.a.mesh.link_state(pair.b.node) is not None
+    pair.wire.blocked = lambda source, to: False
+    pair.a.mesh.peer_moved(pair.b.node, [Candidate(new, CandidateKind.HOST)], pair.wire.now)
+    pair.b.mesh.network_changed(pair.wire.now)
+    assert pair.wire.run(1.0, lambda: pair.kinds() == {PathKind.DIRECT})
+    assert pair.linked()
+
+
+def test_news_of_peers_without_a_link_change_nothing(pair: Pair) -> None:
+    pair.a.mesh.peer_moved(pair.b.node, [Candidate(pair.b.address, CandidateKind.HOST)], pair.wire.now)
+    assert pair.a.mesh.link_state(pair.b.node) is None

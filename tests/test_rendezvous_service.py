@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -11,11 +12,14 @@ from random import Random
 import pytest
 import trio
 
+from kafila.commands import run_rendezvous
 from kafila.endpoint import Endpoint
 from kafila.errors import UsageError
+from kafila.nat.driver import classify_network
+from kafila.nat.report import Filtering, Mapping
 from kafila.nat.stun import STALE_NONCE, Change, MessageClass, StunMessage, binding_request, decode
 from kafila.net import DatagramSocket, Network
-from kafila.rendezvous_service import rendezvous, serve
+from kafila.rendezvous_service import Alternate, rendezvous, serve
 from kafila.ring.control import MemberJoined, Signal
 from kafila.ring.identity import make_identity
 from kafila.ring.rendezvous_client import Event, Joined, Lost, Relayed, RendezvousClient
@@ -188,3 +192,27 @@ async def test_stun_answers_on_both_ports_and_from_the_other_one_only_with_a_coo
             changed, answered = await ask(asked, other_port, plain.nonce)
             assert (changed.kind, answered) == (MessageClass.SUCCESS, 1 - asked)
         asking.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have 127.0.0.1 alone")
+async def test_a_second_address_completes_the_survey() -> None:
+    second = "127.0.0.2"
+    alternate = Alternate(TrioNetwork(second), LOOPBACK, second)
+    async with rendezvous(TrioNetwork(LOOPBACK), 0, alternate) as running:
+        report = await classify_network(TrioNetwork(), [Address(LOOPBACK, running.address.port)])
+    assert (report.mapping, report.filtering) == (Mapping.EIM, Filtering.EIF)
+
+
+async def test_a_second_address_that_is_not_ours_is_explained() -> None:
+    stranger = "203.0.113.9"
+    with pytest.raises(UsageError, match="does not have that address"):
+        await serve(TrioNetwork(LOOPBACK), 0, Screen(), Alternate(TrioNetwork(stranger), LOOPBACK, stranger))
+
+
+@pytest.mark.parametrize(
+    ("bind", "second"),
+    [("[::]:7443", "127.0.0.2"), ("127.0.0.1:7443", "127.0.0.1"), ("127.0.0.1:7443", "::1"), ("localhost:1", "x")],
+)
+def test_two_addresses_must_be_two_of_one_family(bind: str, second: str) -> None:
+    with pytest.raises(UsageError, match="--alt-address"):
+        run_rendezvous(bind, second)

@@ -1,0 +1,63 @@
+"""What the members' reports become for the planner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from kafila.members import reachable
+from kafila.nat.predict import Reach, predict
+from kafila.nat.report import Filtering, FilterScope, Mapping, NatReport, nat_class
+from kafila.plan import KnownEdge
+from kafila.planning import class_of, known_edges
+from kafila.ring.agreement import MemberInfo
+from kafila.types import Address, NatClass, NodeId, PathKind
+from tests.test_members import member
+
+CORNERS = [
+    NatReport(mapping=mapping, filtering=filtering, scope=FilterScope.MAPPING)
+    for mapping, filtering in product(Mapping, Filtering)
+]
+
+
+def with_report(n: int, report: NatReport | None) -> MemberInfo:
+    info = member(f"192.168.{n}.7", None).moved(reachable([], report, 0.02))
+    return replace(info, node_id=NodeId(bytes([n] * 8)))
+
+
+@pytest.mark.parametrize("report", CORNERS)
+def test_a_members_class_is_its_reports(report: NatReport) -> None:
+    assert class_of(with_report(1, report)) is nat_class(report)
+
+
+def test_a_member_without_a_report_counts_as_ordinary() -> None:
+    assert class_of(with_report(1, None)) is NatClass.ORDINARY
+    assert class_of(replace(with_report(1, None), nat_report="nonsense")) is NatClass.ORDINARY
+
+
+@pytest.mark.parametrize(("a", "b"), list(product(CORNERS, CORNERS)))
+def test_an_edge_is_what_both_directions_can_have(a: NatReport, b: NatReport) -> None:
+    first = replace(a, reflexive_v4=Address("11.0.0.1", 4000))
+    second = replace(b, reflexive_v4=Address("11.0.0.2", 4000))
+    edges = known_edges([with_report(1, first), with_report(2, second)])
+    direct = predict(first, second) in {Reach.DIRECT, Reach.ASYMMETRIC}
+    assert edges == {(0, 1): KnownEdge(PathKind.DIRECT if direct else PathKind.RELAYED)}
+
+
+def test_what_reports_leave_open_is_left_to_the_classes() -> None:
+    unknown = NatReport(reflexive_v4=Address("11.0.0.1", 4000))
+    other = NatReport(reflexive_v4=Address("11.0.0.2", 4000))
+    assert known_edges([with_report(1, unknown), with_report(2, other), with_report(3, None)]) == {}
+
+
+def test_members_on_one_network_are_direct_whatever_their_nat() -> None:
+    hopeless = NatReport(
+        mapping=Mapping.APDM,
+        filtering=Filtering.APDF,
+        scope=FilterScope.MAPPING,
+        reflexive_v4=Address("11.0.0.1", 4000),
+    )
+    edges = known_edges([with_report(n, hopeless) for n in range(3)])
+    assert edges == {pair: KnownEdge(PathKind.DIRECT) for pair in [(0, 1), (0, 2), (1, 2)]}
