@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafila.errors import UsageError
-from sims.scenarios import grid
+from sims.scenarios import families, grid, odd, outages, places, rough
 from sims.scenarios.scenario import Scenario
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for family in (grid,) for scenario in family.SCENARIOS}
+FAMILIES = (grid, places, families, rough, outages, odd)
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS}
 
 
 def find(names: Sequence[str]) -> list[Scenario]:

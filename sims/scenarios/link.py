@@ -32,6 +32,8 @@ class Flow:
     sent: list[float] = field(default_factory=list)
     arrived: dict[int, float] = field(default_factory=dict)
     doubled: int = 0
+    is_open: bool = True
+    """Until it is closed frames are sent."""
 
     def take(self, now: float, message: LinkMessage) -> None:
         """One frame has come."""
@@ -79,7 +81,8 @@ class Link:
         self.opened_at = now = trio.current_time()
         for me, peer in self.ends:
             me.tap.is_noting = True
-            candidates = [*(extra_of_b if peer is self.b else ()), *peer.candidates()]
+            me.peers.append(peer.node_id)
+            candidates = [*(extra_of_b if peer is self.b else ()), *peer.reach.candidates]
             me.mesh.open_link(peer.node_id, peer.identity.fingerprint, candidates, now, same_machine=False)
             me.mesh.send(peer.node_id, FIRST, bulk=False)
         for me, _ in self.ends:
@@ -144,7 +147,7 @@ class Link:
     # -- load ------------------------------------------------------------------------------------------------------
 
     def load(self, nursery: trio.Nursery, *, every_s: float = 0.02, frame_bytes: int = 2000) -> tuple[Flow, Flow]:
-        """Numbered frames both ways from now on, until :class:`trio.Nursery` ends or :func:`settle` is called."""
+        """Numbered frames both ways from now on, as long as the flows are open and the link is up."""
         flows = Flow(self.a, self.b), Flow(self.b, self.a)
         for flow in flows:
             flow.receiver.on_message = flow.take
@@ -154,7 +157,7 @@ class Link:
     @staticmethod
     async def _send_frames(flow: Flow, every_s: float, frame_bytes: int) -> None:
         padding = bytes(frame_bytes - _FRAME.size)
-        while flow.sender.mesh.is_linked(flow.receiver.node_id):
+        while flow.is_open and flow.sender.mesh.is_linked(flow.receiver.node_id):
             now = trio.current_time()
             frame = _FRAME.pack(len(flow.sent), now) + padding
             flow.sent.append(now)

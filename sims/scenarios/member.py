@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -10,7 +11,8 @@ from kafila.endpoint import Endpoint
 from kafila.mesh import LinkDown, LinkMessage, LinkUp, Mesh, PathNews
 from kafila.nat.candidates import Candidate, CandidateKind
 from kafila.nat.events import PathChanged
-from kafila.nat.interfaces import host_candidates
+from kafila.reachability import Hearing, Reachability, Routers, nearest_server
+from kafila.ring.control import Signal
 from kafila.ring.identity import Identity
 from kafila.ring.rendezvous_client import Joined, Lost, Moved
 from kafila.types import Address, NodeId, PathKind, Transmit
@@ -52,19 +54,34 @@ class Tap:
 
 
 class Member:
-    """Made by :meth:`sims.scenarios.world.World.member`."""
+    """Made by :meth:`sims.scenarios.world.World.member`. As a node does, it surveys its network, and tells its peers
+    through the rendezvous when it has moved."""
 
     endpoint: Endpoint
 
-    def __init__(self, machine: Machine, socket: VirtualSocket, identity: Identity, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        socket: VirtualSocket,
+        identity: Identity,
+        mesh: Mesh,
+        servers: Sequence[Address],
+        routers: Routers,
+    ) -> None:
         self.machine = machine
         self.socket = socket
         self.identity = identity
         self.mesh = mesh
+        self.servers = servers
+        """The rendezvous, in each of its families."""
         self.tap = Tap(mesh)
+        hearing = Hearing(self._reached_otherwise, self._network_changed, lambda _line: None)
+        self.reach = Reachability(machine, socket.address.port, routers, hearing, port_mapping=True)
         self.joined = trio.Event()
         self.observed: Address | None = None
         """As the rendezvous sees it."""
+        self.peers: list[NodeId] = []
+        """Those it has a link with, who are told of its moves."""
         self.rejoined_at: list[float] = []
         self.lost_at: list[float] = []
         self.ups: dict[NodeId, float] = {}
@@ -95,13 +112,17 @@ class Member:
                     self.downs.append((now, event))
                 case PathNews():
                     self.news.append((now, event))
+                case Signal(sender, sealed):
+                    self.mesh.peer_moved(sender, _candidates_from(sealed), now)
                 case Joined(observed=observed, resumed=resumed):
                     self.observed = observed
+                    self.reach.observed(observed)
                     self.joined.set()
                     if resumed:
                         self.rejoined_at.append(now)
                 case Moved(observed):
                     self.observed = observed
+                    self.reach.observed(observed)
                 case Lost():
                     self.lost_at.append(now)
             self._changed.unpark_all()
@@ -111,13 +132,27 @@ class Member:
         while not holds():
             await self._changed.park()
 
-    def candidates(self) -> list[Candidate]:
-        """What a node tells its peers: its interfaces, and how the rendezvous sees it."""
-        hosts = host_candidates(self.machine.interface_addresses(), self.socket.address.port)
-        found = [Candidate(address, CandidateKind.HOST) for address in hosts]
-        if self.observed is not None:
-            found.append(Candidate(self.observed, CandidateKind.REFLEXIVE))
-        return found
+    async def survey(self) -> None:
+        """Find out how this machine is reached, for as long as the scenario lasts."""
+
+        async def servers() -> Sequence[Address]:
+            await trio.lowlevel.checkpoint()
+            return self.servers
+
+        await self.reach.run(servers)
+
+    def _reached_otherwise(self) -> None:
+        """Sealing is left out: who may read this is not what a scenario of paths is about."""
+        told = json.dumps([[*candidate.address, candidate.kind.value] for candidate in self.reach.candidates]).encode()
+        for peer in self.peers:
+            self.mesh.control.signal(peer, told)
+        self.endpoint.poke()
+
+    def _network_changed(self) -> None:
+        control = self.mesh.control
+        control.server = nearest_server(self.servers, control.server, self.machine.interface_addresses())
+        self.mesh.network_changed(trio.current_time())
+        self.endpoint.poke()
 
     def kind_to(self, peer: Member) -> PathKind | None:
         """How bulk data travels to ``peer`` now; None without a link."""
@@ -131,3 +166,7 @@ class Member:
             for time_s, event in self.news
             if event.peer == peer.node_id and isinstance(event.news, PathChanged)
         ]
+
+
+def _candidates_from(told: bytes) -> list[Candidate]:
+    return [Candidate(Address(host, port), CandidateKind(kind)) for host, port, kind in json.loads(told)]

@@ -20,13 +20,13 @@ import trio
 
 from kafila.endpoint import Endpoint
 from kafila.mesh import Mesh
+from kafila.reachability import NO_ROUTERS, Routers, nearest_server
 from kafila.rendezvous_service import Running, rendezvous
 from kafila.ring.identity import Identity, make_identity
 from kafila.ring.rendezvous_client import RendezvousClient
 from kafila.types import Address
 from sims.gateway import Gateway
 from sims.net import Machine
-from sims.packet import is_v6
 from sims.scenarios.link import Link
 from sims.scenarios.member import Member
 from sims.topology import VirtualNetwork
@@ -90,27 +90,27 @@ class World:
                 await trio.sleep_forever()
         self._stopped.set()
 
-    def address(self, *, v6: bool = False) -> Address:
-        """Where members find the rendezvous."""
-        return Address(next(host for host in self.server.hosts() if is_v6(host) is v6), PORT)
-
     def near(self, site: Machine | Gateway, rtt_s: float = RENDEZVOUS_RTT_S) -> None:
         """How far the rendezvous is from a site."""
         self.net.rtt(self.server, site, rtt_s)
         for way in (self.net.path(self.server, site), self.net.path(site, self.server)):
             way.set(jitter_s=WOBBLE_S)
 
-    async def member(self, machine: Machine, *, identity: Identity | None = None, v6: bool = False) -> Member:
+    async def member(
+        self, machine: Machine, *, identity: Identity | None = None, port: int = 0, routers: Routers = NO_ROUTERS
+    ) -> Member:
         """The deployed stack on ``machine``, not yet registered anywhere."""
         self.near(machine)
-        socket = await machine.bind()
+        socket = await machine.bind(port)
         identity = identity or make_identity()
         random = self.net.fabric.random(f"member/{machine.name}")
-        control = RendezvousClient(identity, self.address(v6=v6), random)
-        mesh = Mesh(identity, self.link_key, control, random)
-        member = Member(machine, socket, identity, mesh)
+        servers = [Address(host, PORT) for host in self.server.hosts()]
+        nearest = nearest_server(servers, servers[0], machine.interface_addresses())
+        mesh = Mesh(identity, self.link_key, RendezvousClient(identity, nearest, random), random)
+        member = Member(machine, socket, identity, mesh, servers, routers)
         member.endpoint = Endpoint(socket, member.tap, member.progress)
         self.nursery.start_soon(machine.run, member.endpoint.run)
+        self.nursery.start_soon(machine.run, member.survey)
         self.members.append(member)
         return member
 
@@ -124,11 +124,12 @@ class World:
         low, high = sorted((make_identity(), make_identity()), key=lambda identity: identity.node_id)
         return (low, high) if self.random.random() < 0.5 else (high, low)
 
-    async def pair(self, one: Machine, other: Machine, *, v6: tuple[bool, bool] = (False, False)) -> Link:
-        """Two members of one session, both registered, whose link is to be opened."""
+    async def pair(self, one: Machine, other: Machine, *, port: int = 0, routers: Routers = NO_ROUTERS) -> Link:
+        """Two members of one session, both registered and surveyed, whose link is to be opened. ``port`` and
+        ``routers`` are the first one's."""
         first, second = self.identities()
-        a = await self.member(one, identity=first, v6=v6[0])
-        b = await self.member(other, identity=second, v6=v6[1])
+        a = await self.member(one, identity=first, port=port, routers=routers)
+        b = await self.member(other, identity=second)
         await self.register(a, b)
         return Link(a, b)
 
@@ -142,5 +143,6 @@ class World:
             for other in others:
                 other.mesh.control.join(locator, trio.current_time())
                 other.endpoint.poke()
-            for other in others:
-                await other.joined.wait()
+            for member in (host, *others):
+                await member.joined.wait()
+                await member.reach.surveyed.wait()
