@@ -1,20 +1,19 @@
-"""One Internet for all tests of this folder, with a rendezvous and a STUN server on it."""
+"""One Internet for all tests of this folder, with two rendezvous on it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.kernel import stun_responder
 from tests.kernel.spaces import Networks, Refused, networks
 
-STUN_PORTS = ("3478", "3479")
+PORT = 7443
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +22,29 @@ class World:
 
     nets: Networks
     rendezvous: str
-    """HOST:PORT."""
-    stun: str
-    """HOST:PORT of a server with a second address (RFC 5780)."""
-
-
-def program(name: str) -> str:
-    """The path of one of the project's commands, as a user would call it."""
-    return str(Path(sys.executable).with_name(name))
+    """HOST:PORT of one with a second address, as RFC 5780 wants it."""
+    plain_rendezvous: str
+    """HOST:PORT of one without."""
 
 
 @contextmanager
-def _running(command: Sequence[str], ready: str) -> Iterator[None]:
-    """``command`` until the end of the block, which begins when it has said that it is ready."""
+def _rendezvous(nets: Networks, *, hosts: int) -> Iterator[str]:
+    """HOST:PORT of a ``kafila-rendezvous`` that runs during the block on a machine with one or two addresses."""
+    space, (host, *second) = nets.server(hosts=hosts)
+    where = f"{host}:{PORT}"
+    options = [option for address in second for option in ("--alt-address", address)]
+    command = [*space.prefix, str(Path(sys.executable).with_name("kafila-rendezvous")), "--bind", where, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             said = process.stderr.readline()
-            assert ready in said, said + process.stderr.read()
-            yield
+            assert f"listening on UDP port {PORT}" in said, said + process.stderr.read()
+            yield where
         finally:
             process.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def world() -> Iterator[World]:
     """Skips, with the reason, where namespaces or NAT cannot be had."""
     with ExitStack() as stack:
@@ -54,9 +52,8 @@ def world() -> Iterator[World]:
             nets = stack.enter_context(networks())
         except Refused as refused:
             pytest.skip(str(refused))
-        meeting, (host,) = nets.server()
-        stack.enter_context(_running([*meeting.prefix, program("kafila-rendezvous")], "listening on UDP port 7443"))
-        stun, hosts = nets.server(hosts=2)
-        answering = [*stun.prefix, sys.executable, stun_responder.__file__, *hosts, *STUN_PORTS]
-        stack.enter_context(_running(answering, stun_responder.READY))
-        yield World(nets, f"{host}:7443", f"{hosts[0]}:{STUN_PORTS[0]}")
+        yield World(
+            nets,
+            rendezvous=stack.enter_context(_rendezvous(nets, hosts=2)),
+            plain_rendezvous=stack.enter_context(_rendezvous(nets, hosts=1)),
+        )

@@ -16,23 +16,15 @@ from tests.kernel.conftest import World
 from tests.kernel.spaces import Space
 
 
-async def classified(machine: Space, *servers: str) -> NatReport:
-    command = [*machine.prefix, sys.executable, report.__file__, *servers]
+async def classified(machine: Space, rendezvous: str) -> NatReport:
+    command = [*machine.prefix, sys.executable, report.__file__, rendezvous]
     done = await trio.run_process(command, capture_stdout=True, stdin=subprocess.DEVNULL)
     return from_json(json.loads(done.stdout))
 
 
-async def both_reports(world: World, machine: Space) -> tuple[NatReport, NatReport]:
-    """From the rendezvous alone, and with a server that has two addresses."""
-    found: list[NatReport] = []
-    for servers in ([world.rendezvous], [world.rendezvous, world.stun]):
-        found.append(await classified(machine, *servers))  # noqa: PERF401  - one after the other
-    return found[0], found[1]
-
-
 KEPT, CHANGING = Allocator.PRESERVING, Allocator.RANDOM
 NATS = {
-    # rules, then the class by the rendezvous alone, then all that a second address tells
+    # rules, then the class as a rendezvous with one address sees it, then all that a second address tells
     "restricted": (rules.RESTRICTED, NatClass.ORDINARY, Mapping.EIM, Filtering.APDF, KEPT, NatClass.ORDINARY),
     "answering": (rules.ANSWERING, NatClass.ORDINARY, Mapping.EIM, Filtering.APDF, KEPT, NatClass.ORDINARY),
     "address": (rules.ADDRESS_RESTRICTED, NatClass.ORDINARY, Mapping.EIM, Filtering.ADF, KEPT, NatClass.ORDINARY),
@@ -45,7 +37,9 @@ NATS = {
 async def test_a_nat_is_seen_for_what_it_is(world: World, name: str) -> None:
     nat, at_first, mapping, filtering, allocator, in_full = NATS[name]
     home = world.nets.home(nat)
-    partial, full = await both_reports(world, world.nets.machine(home))
+    machine = world.nets.machine(home)
+    partial = await classified(machine, world.plain_rendezvous)
+    full = await classified(machine, world.rendezvous)
     assert (full.mapping, full.filtering, full.allocator) == (mapping, filtering, allocator)
     assert full.reflexive_v4 is not None
     assert full.reflexive_v4.host == home.public
@@ -70,7 +64,7 @@ async def test_a_chain_of_nats_is_as_strict_as_its_strictest(
 ) -> None:
     carrier = world.nets.carrier(outer)
     machine = world.nets.machine(world.nets.home(inner, carrier))
-    full = await classified(machine, world.rendezvous, world.stun)
+    full = await classified(machine, world.rendezvous)
     assert (full.mapping, full.filtering) == (mapping, filtering)
     assert full.reflexive_v4 is not None
     assert full.reflexive_v4.host == carrier.public
@@ -83,7 +77,7 @@ async def test_blocked_udp_is_seen(world: World) -> None:
 
 async def test_a_public_machine_needs_no_nat(world: World) -> None:
     machine, (host,) = world.nets.server()
-    full = await classified(machine, world.rendezvous, world.stun)
+    full = await classified(machine, world.rendezvous)
     assert full.on_public_address
     assert (full.mapping, full.filtering) == (Mapping.EIM, Filtering.EIF)
     assert full.reflexive_v4 is not None

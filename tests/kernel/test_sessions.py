@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,18 @@ async def ring(here: Machine, world: World, model: Path, members: dict[str, Memb
     return nodes
 
 
+async def takes_itself_for(node: Process, kind: str, mapping: str, filtering: str, ports: str) -> None:
+    """What a node tells its person about the network it is in."""
+    assert await node.until("network: ") == f"{kind} NAT (mapping {mapping}, filtering {filtering}, ports {ports})"
+
+
+async def planned(node: Process) -> dict[frozenset[str], str]:
+    """The kinds of edges in the plan, by the names at their ends."""
+    plan = json.loads(json.loads('{"plan":' + await node.until('"what":"plan","plan":'))["plan"])
+    names = {stage["member"]: stage["name"] for stage in plan["stages"]}
+    return {frozenset((names[edge["source"]], names[edge["target"]])): edge["kind"] for edge in plan["edges"]}
+
+
 async def everybody_is_answered(nodes: dict[str, Process]) -> None:
     """The same, since all ask the same."""
     for node in nodes.values():
@@ -86,6 +99,9 @@ async def test_filters_by_port_and_by_address_and_a_carrier_meet_directly(world:
     members = {name: Member(world.nets.machine(home), home.public) for name, home in homes.items()}
     async with machine() as here:
         nodes = await ring(here, world, model, members)
+        await takes_itself_for(nodes["carried"], "ordinary", "EIM", "APDF", "preserving")
+        await takes_itself_for(nodes["address"], "ordinary", "EIM", "ADF", "preserving")
+        assert set((await planned(nodes["carried"])).values()) == {"direct"}
         for one, other in combinations(members, 2):
             await is_direct(nodes, one, other, (members[one].public, members[other].public))
         await everybody_is_answered(nodes)
@@ -103,6 +119,11 @@ async def test_random_ports_on_both_sides_need_the_relay_and_a_cone_on_one_side_
     members = {name: Member(world.nets.machine(home), home.public) for name, home in homes.items()}
     async with machine() as here:
         nodes = await ring(here, world, model, members)
+        await takes_itself_for(nodes["random-1"], "restrictive", "APDM", "APDF", "random")
+        await takes_itself_for(nodes["cone"], "permissive", "EIM", "EIF", "preserving")
+        edges = await planned(nodes["random-1"])
+        assert edges.pop(frozenset(("random-1", "random-2"))) == "relayed"
+        assert set(edges.values()) == {"direct"}
         for random in ("random-1", "random-2"):
             await is_direct(nodes, random, "cone", (members[random].public, members["cone"].public))
         await is_relayed(nodes, "random-1", "random-2")
