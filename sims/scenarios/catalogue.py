@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kafila.errors import UsageError
-from sims.scenarios import families, grid, odd, outages, places, rough
+from sims.scenarios import families, grid, odd, outages, places, rough, sessions
 from sims.scenarios.scenario import Scenario
 
-FAMILIES = (grid, places, families, rough, outages, odd)
+FAMILIES = (grid, places, families, rough, outages, odd, sessions)
 SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for family in FAMILIES for scenario in family.SCENARIOS}
 
 

@@ -1,0 +1,131 @@
+"""An exact stand-in for a shard: integer arithmetic whose every result depends on the whole history of its slot.
+
+A row of hidden numbers is one float32 that holds an integer below 2**20 exactly. A stage adds up what its cache holds
+before each row, so a wrong slot, a wrong position, a lost, doubled or reordered row changes everything after it.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+
+from kafila.errors import ModelError
+from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled
+from kafila.types import Sampling, Segment
+
+PRIME = 1_048_573
+"""The largest prime below 2**20: sums stay exact in a float32."""
+STOP_ID = 0
+WORDS = ["stop", "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"]
+VOCABULARY = len(WORDS)
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def unpack(data: bytes) -> list[int]:
+    return [round(number) for number in struct.unpack(f"<{len(data) // 4}f", data)]
+
+
+def choose(hidden: int, sampling: Sampling, position: int) -> int:
+    """The next token: greedy depends on the hidden number alone, sampling on seed and position too."""
+    if sampling.temperature == 0:
+        return hidden % VOCABULARY
+    return random.Random(f"{hidden} {sampling.seed} {position}").randrange(VOCABULARY)
+
+
+class StandInShard:
+    """One member's blocks, and the head's sampling."""
+
+    def __init__(self, salt: int) -> None:
+        self._salt = salt
+        self._caches: dict[int, list[int]] = {}
+
+    def do(self, job: Job) -> Result:
+        if isinstance(job, Sample):
+            return Sampled(job.batch, self._sample(job), 1e-4)
+        rows = list(job.tokens) if job.tokens is not None else unpack(job.hidden or b"")
+        return Forwarded(job.batch, pack(self._forward(job.segments, rows)), job.dtype, 1e-3)
+
+    def _forward(self, segments: Sequence[Segment], rows: list[int]) -> list[int]:
+        out: list[int] = []
+        for segment in segments:
+            cache = self._caches.setdefault(segment.slot, [])
+            if segment.start > len(cache):
+                raise RuntimeError("the cache lacks what the scheduler counts on")
+            del cache[segment.start :]
+            for row in rows[: segment.length]:
+                cache.append(row)
+                out.append((sum(cache) * 31 + len(cache) * self._salt) % PRIME)
+            del rows[: segment.length]
+        return out
+
+    def _sample(self, job: Sample) -> tuple[int | None, ...]:
+        rows = unpack(job.hidden)
+        tokens: list[int | None] = []
+        at = 0
+        for segment, sampling in zip(job.segments, job.sampling, strict=True):
+            at += segment.length
+            position = segment.start + segment.length
+            tokens.append(choose(rows[at - 1], sampling, position) if segment.sample else None)
+        return tuple(tokens)
+
+
+def solo_tokens(
+    prompt: Sequence[int], salts: Sequence[int], sampling: Sampling, max_tokens: int, context: int
+) -> list[int]:
+    """What a request must yield, computed without scheduler, frames or ring; one salt a member."""
+    tokens, answer = list(prompt), list[int]()
+    while True:
+        shards = [StandInShard(salt) for salt in salts]
+        token = _next_token(shards, tokens, sampling)
+        if token == STOP_ID:
+            return answer
+        tokens.append(token)
+        answer.append(token)
+        if len(answer) == max_tokens or len(tokens) >= context:
+            return answer
+
+
+def _next_token(shards: Sequence[StandInShard], tokens: Sequence[int], sampling: Sampling) -> int:
+    """The token after ``tokens``, all computed anew by shards with empty caches."""
+    segment = Segment(0, 0, len(tokens), True)
+    jobs = [Forward(0, (segment,), tuple(tokens), None, "float32")]
+    for shard in shards:
+        result = shard.do(jobs[-1])
+        if not isinstance(result, Forwarded):
+            raise TypeError("a stand-in shard answered a forward job with something else")
+        jobs.append(Forward(0, (segment,), None, result.hidden, "float32"))
+    drawn = shards[0].do(Sample(0, (segment,), (sampling,), jobs[-1].hidden or b"", "float32"))
+    if not isinstance(drawn, Sampled) or drawn.tokens[0] is None:
+        raise TypeError("a stand-in shard answered a sample job with something else")
+    return drawn.tokens[0]
+
+
+class Letters:
+    """A language whose tokens are the words of the message and whose text is one letter a token."""
+
+    stop_ids = frozenset({STOP_ID})
+
+    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        if not messages:
+            raise ModelError("nothing was asked")
+        return [WORDS.index(word) for _, content in messages for word in content.split()]
+
+    def stream(self, stop: Sequence[str]) -> LetterStream:
+        return LetterStream(set(stop))
+
+
+class LetterStream:
+    def __init__(self, stop: set[str]) -> None:
+        self._stop = stop
+        self.stopped = False
+
+    def feed(self, token: int) -> str:
+        self.stopped |= WORDS[token] in self._stop
+        return "" if self.stopped else WORDS[token]
+
+    def finish(self) -> str:
+        return ""
