@@ -16,8 +16,9 @@ from kafila.backend import Backend
 from kafila.building import Build, make_build
 from kafila.console import Console
 from kafila.errors import DeviceError, KafilaError, MemberLeft, PlanDeclined, SessionError, SessionFull
-from kafila.members import link_candidates
+from kafila.members import birthday_role, link_candidates
 from kafila.mesh import Mesh
+from kafila.nat.birthday import BirthdayRole
 from kafila.plan import Declined, describe
 from kafila.planning import in_ring, make_plan
 from kafila.ring import steps
@@ -117,6 +118,12 @@ class Formation:
         """This machine's network is known better, or is another."""
         self._me = self._me.moved(reachable)
         self._session.reachable(reachable)
+
+    def part_in_birthday(self, peer: NodeId) -> BirthdayRole | None:
+        """What this member can do where punching towards a neighbour has failed."""
+        ring = () if self.build is None else self.build.assignment.ring
+        info = next((info for info in ring if info.node_id == peer), None)
+        return None if info is None else birthday_role(info, self._me)
 
     # -- what the session machine asks for ----------------------------------------------------------------------------
 

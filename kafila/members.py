@@ -12,10 +12,11 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from kafila.errors import ProtocolError
+from kafila.nat.birthday import BirthdayRole
 from kafila.nat.candidates import Candidate, CandidateKind, Scope, scope_of
 from kafila.nat.interfaces import host_candidates
-from kafila.nat.predict import predicted_addresses
-from kafila.nat.report import NatReport, from_json, to_json
+from kafila.nat.predict import Way, predicted_addresses, ways
+from kafila.nat.report import Mapping, NatReport, from_json, to_json
 from kafila.ring.agreement import MemberInfo, Reachable
 from kafila.ring.identity import Identity
 from kafila.types import Address
@@ -112,6 +113,14 @@ def link_candidates(peer: MemberInfo, me: MemberInfo) -> list[Candidate]:
         return theirs
     own = _networks(me.addresses)
     return [c for c in theirs if scope_of(c.address) is Scope.WIDE or _network(c.address) in own]
+
+
+def birthday_role(peer: MemberInfo, me: MemberInfo) -> BirthdayRole | None:
+    """This member's part in birthday probing; ``None`` where there is no use in it."""
+    own, other = report_of(me), report_of(peer)
+    if own is None or other is None or Way.BIRTHDAY not in ways(own, other):
+        return None
+    return BirthdayRole.GUESS_PORTS if Mapping.EIM in own.mapping else BirthdayRole.OPEN_SOCKETS
 
 
 def are_near(a: MemberInfo, b: MemberInfo) -> bool:

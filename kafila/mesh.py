@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kafila.nat import events as path_events
+from kafila.nat.birthday import BirthdayRole
 from kafila.nat.candidates import Candidate, canonical
 from kafila.nat.messages import sender_of
 from kafila.nat.paths import PeerPaths
@@ -39,6 +40,8 @@ GONE_WITHOUT_RENDEZVOUS_S = 30.0
 """The same while the rendezvous is away, for a relayed link can only come back with it."""
 MAX_EARLY_DATAGRAMS = 16
 """Kept of a peer that dialled before this member was told of it: a handshake's first flight."""
+MAX_EXTRAS = 1024
+"""Datagrams waiting for an extra socket; they are fetched with every flush, and the oldest are lost."""
 MAX_EARLY_PEERS = 64
 """At most so many such peers; the rendezvous lets in no more members."""
 
@@ -87,6 +90,15 @@ class LinkState:
     rtt_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A datagram that leaves from one of a peer's extra sockets, numbered from 1."""
+
+    peer: NodeId
+    number: int
+    transmit: Transmit
+
+
 @dataclass(slots=True)
 class _Link:
     peer: NodeId
@@ -114,6 +126,7 @@ class Mesh:
         self._ready_at = float("-inf")
         self._early: dict[NodeId, list[bytes]] = {}
         self._closing: deque[Transmit] = deque(maxlen=MAX_EARLY_PEERS)
+        self._extras: deque[Extra] = deque(maxlen=MAX_EXTRAS)
         self._events: deque[Event] = deque()
 
     def open_link(
@@ -199,10 +212,35 @@ class Mesh:
         else:
             self._from_peer(link, data, source, now)
 
-    def _from_peer(self, link: _Link, data: bytes, source: Address | None, now: float) -> None:
+    def begin_birthday(self, peer: NodeId, role: BirthdayRole, now: float, sockets: int = 0) -> bool:
+        """Try birthday probing towards a peer (``nat/birthday.py``) with so many extra sockets; whether it began."""
+        link = self._links.get(peer)
+        return link is not None and link.paths.begin_birthday(role, now, sockets)
+
+    def receive_extra(self, peer: NodeId, number: int, data: bytes, source: Address, now: float) -> None:
+        """A datagram came in at one of ``peer``'s extra sockets. Never raises, whatever the bytes."""
+        source, link = canonical(source) or source, self._links.get(peer)
+        ours = link is not None and (
+            sender_of(data) == peer if classify(data) is Kind.PATH else link.paths.owns(source)
+        )
+        if link is None or not ours:
+            self.dropped += 1
+        else:
+            self._from_peer(link, data, source, now, number)
+
+    def next_extra(self) -> Extra | None:
+        """What leaves from an extra socket, or None."""
+        return self._extras.popleft() if self._extras else None
+
+    def extra_socket_of(self, peer: NodeId) -> int:
+        """The extra socket that a link's path stands on; 0: none."""
+        link = self._links.get(peer)
+        return 0 if link is None else link.paths.socket_for(link.paths.address)
+
+    def _from_peer(self, link: _Link, data: bytes, source: Address | None, now: float, number: int = 0) -> None:
         """A peer's datagram, from ``source`` or (None) out of a relay envelope."""
         if classify(data) is Kind.PATH:
-            link.paths.receive(data, source, now)
+            link.paths.receive(data, source, now, number)
         elif classify(data) is Kind.QUIC:
             link.connection.receive([data], now)
             link.paths.data_received(source, now)
@@ -290,15 +328,18 @@ class Mesh:
         return transmits
 
     def _transmits(self, link: _Link, now: float) -> list[Transmit]:
-        probes = link.paths.probes_to_send(now)
-        transmits = [self._addressed(link, probe.data, probe.to, now) for probe in probes]
+        out: list[Transmit] = []
+        for probe in link.paths.probes_to_send(now):
+            self._address(link, probe.data, probe.to, probe.socket, now, out)
         self._path_news(link, now)
         if datagrams := link.connection.datagrams_to_send(now):
             if link.connection.awaits_answer:
                 link.paths.data_sent(now)
             for route in link.paths.routes(now):
-                transmits += [self._addressed(link, datagram, route, now) for datagram in datagrams]
-        return transmits
+                number = link.paths.socket_for(route)
+                for datagram in datagrams:
+                    self._address(link, datagram, route, number, now, out)
+        return out
 
     def _path_news(self, link: _Link, now: float) -> None:
         while (news := link.paths.next_event()) is not None:
@@ -308,8 +349,16 @@ class Mesh:
                 link.connection.datagram_size_changed(link.paths.max_datagram_bytes)
             self._events.append(PathNews(link.peer, news))
 
-    def _addressed(self, link: _Link, datagram: bytes, route: Address | None, now: float) -> Transmit:
-        return self._control.relay(link.peer, datagram, now) if route is None else Transmit(datagram, route)
+    def _address(
+        self, link: _Link, datagram: bytes, route: Address | None, number: int, now: float, out: list[Transmit]
+    ) -> None:
+        """Put a datagram on its way: by the relay, the one socket (both in ``out``), or an extra one."""
+        if route is None:
+            out.append(self._control.relay(link.peer, datagram, now))
+        elif number:
+            self._extras.append(Extra(link.peer, number, Transmit(datagram, route)))
+        else:
+            out.append(Transmit(datagram, route))
 
     def next_event(self) -> Event | None:
         """What happened, in order, or None."""

@@ -29,12 +29,14 @@ from kafila.errors import (
     UnknownSession,
     WrongSecret,
 )
+from kafila.extra_sockets import ExtraSockets
 from kafila.formation import Formation, Surroundings
 from kafila.mailbox import Mailbox
 from kafila.members import member_info, reachable
 from kafila.mesh import Event as MeshEvent
 from kafila.mesh import LinkDown, LinkMessage, LinkUp, PathNews
-from kafila.nat.events import PathChanged
+from kafila.nat.birthday import BirthdayRole
+from kafila.nat.events import PathChanged, PunchFailed
 from kafila.net import Network
 from kafila.reachability import NO_ROUTERS, Hearing, Reachability, Routers, nearest_server
 from kafila.ring.agreement import Reachable
@@ -44,7 +46,7 @@ from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringview import ring_table
 from kafila.settings import HostSettings, NodeSettings
 from kafila.trace import Recorder
-from kafila.types import Sampling
+from kafila.types import NodeId, Sampling
 
 LEFT = "left"
 """What a link is closed with by a member that goes of its own will; any other reason is why the session is over."""
@@ -131,6 +133,7 @@ class Node:
             self.endpoint.poke,
             self._finish,
         )
+        self._extra_sockets = ExtraSockets(network, door.mesh, self.endpoint.poke)
         self._formation: Formation | None = None
         self._admitted = trio.Event()
         self._over = trio.Event()
@@ -199,6 +202,7 @@ class Node:
                 self._heard(event)
             if self._formation is not None:
                 moved |= self._formation.move()
+        self._extra_sockets.flush()
 
     def _heard(self, event: MeshEvent) -> None:
         formation = self._formation
@@ -306,6 +310,14 @@ class Node:
         self._around.recorder.record("path", trio.current_time(), {"member": name, "news": str(path.news)})
         if isinstance(path.news, PathChanged) and path.news.kind is not path.news.previous_kind:
             self._around.console.status(f"link to {name}: {path.news}")
+        if isinstance(path.news, PunchFailed) and self._formation is not None:
+            self._try_birthday(path.peer, self._formation.part_in_birthday(path.peer))
+
+    def _try_birthday(self, peer: NodeId, role: BirthdayRole | None) -> None:
+        if role is BirthdayRole.OPEN_SOCKETS:
+            self._around.nursery.start_soon(self._extra_sockets.lend, peer)
+        elif role is not None:
+            self._door.mesh.begin_birthday(peer, role, trio.current_time())
 
     # -- what the prompt asks -----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from kafila.members import (
     MAX_NAME_CHARS,
     Sight,
     are_near,
+    birthday_role,
     candidates_of,
     link_candidates,
     machine_digest,
@@ -21,8 +22,9 @@ from kafila.members import (
     reachable,
     report_of,
 )
+from kafila.nat.birthday import BirthdayRole
 from kafila.nat.candidates import Candidate, CandidateKind
-from kafila.nat.report import Allocator, Mapping, NatReport
+from kafila.nat.report import Allocator, Filtering, FilterScope, Mapping, NatReport
 from kafila.ring.agreement import MemberInfo
 from kafila.ring.identity import make_identity
 from kafila.types import Address
@@ -127,3 +129,23 @@ def test_hopeless_addresses_are_left_out_only_where_they_would_spend_foretold_po
     assert link_candidates(neighbour, me) == candidates_of(neighbour)
     vpn = replace(me, addresses=(*me.addresses, Address("192.168.2.1", PORT)))
     assert link_candidates(sequential, vpn) == candidates_of(sequential)
+
+
+def test_each_side_has_its_part_in_birthday_probing() -> None:
+    random = NatReport(
+        mapping=Mapping.APDM,
+        filtering=Filtering.APDF,
+        scope=FilterScope.MAPPING,
+        allocator=Allocator.RANDOM,
+        reflexive_v4=Address("11.0.0.5", 40_000),
+    )
+    steady = replace(random, mapping=Mapping.EIM, reflexive_v4=Address("11.0.0.6", 40_000))
+    one, other = (
+        member_info(IDENTITY, "ada", bytes([n]), reachable([], report, None))
+        for n, report in enumerate((random, steady))
+    )
+    assert birthday_role(other, one) is BirthdayRole.OPEN_SOCKETS
+    assert birthday_role(one, other) is BirthdayRole.GUESS_PORTS
+    assert birthday_role(one, one) is None
+    assert birthday_role(other, other) is None
+    assert birthday_role(replace(other, nat_report=""), one) is None

@@ -11,6 +11,7 @@ import pytest
 
 from kafila.endpoint import DatagramMachine
 from kafila.mesh import GONE_AFTER_S, Event, LinkDown, LinkMessage, LinkUp, Mesh, PathNews
+from kafila.nat.birthday import BirthdayRole
 from kafila.nat.candidates import Candidate, CandidateKind
 from kafila.ring.identity import Identity, make_identity
 from kafila.ring.rendezvous import RendezvousServer
@@ -271,3 +272,36 @@ def test_a_peer_that_moved_is_found_where_it_says(pair: Pair) -> None:
 def test_news_of_peers_without_a_link_change_nothing(pair: Pair) -> None:
     pair.a.mesh.peer_moved(pair.b.node, [Candidate(pair.b.address, CandidateKind.HOST)], pair.wire.now)
     assert pair.a.mesh.link_state(pair.b.node) is None
+
+
+def test_an_extra_socket_lets_in_its_peer_alone(pair: Pair) -> None:
+    stranger = Address("198.51.100.7", 5555)
+    garbage = (b"", b"\x40" + bytes(40), b"\x81" + bytes(60), b"\x80" + bytes(20), bytes(40))
+    pair.a.mesh.receive_extra(pair.b.node, 1, b"\x40" + bytes(40), stranger, pair.wire.now)  # no link yet
+    pair.link()
+    for data in garbage:
+        pair.a.mesh.receive_extra(pair.b.node, 1, data, stranger, pair.wire.now)
+    assert pair.a.mesh.dropped == 1 + len(garbage)
+    assert pair.a.mesh.next_extra() is None
+    assert pair.a.mesh.extra_socket_of(pair.b.node) == 0
+    assert pair.linked()
+
+
+def test_birthday_probing_leaves_from_the_extra_sockets_until_a_direct_path_is_there(pair: Pair) -> None:
+    pair.relay_only()
+    target = Address("198.51.100.7", 5555)
+    pair.a.mesh.open_link(
+        pair.b.node,
+        pair.b.identity.fingerprint,
+        [Candidate(target, CandidateKind.REFLEXIVE)],
+        pair.wire.now,
+        same_machine=False,
+    )
+    assert not pair.b.mesh.begin_birthday(pair.a.node, BirthdayRole.OPEN_SOCKETS, pair.wire.now, 4), "no link"
+    assert pair.a.mesh.begin_birthday(pair.b.node, BirthdayRole.OPEN_SOCKETS, pair.wire.now, 4)
+    pair.wire.run(1.0)
+    extras = []
+    while (extra := pair.a.mesh.next_extra()) is not None:
+        extras.append(extra)
+    assert [extra.number for extra in extras] == [1, 2, 3, 4]
+    assert {extra.transmit.to for extra in extras} == {target}

@@ -7,14 +7,17 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from kafila import entrance, extra_sockets
 from kafila.errors import RendezvousUnreachable
 from kafila.members import report_of
+from kafila.nat.birthday import MAX_SOCKETS
 from kafila.nat.candidates import CandidateKind
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import Allocator, NatReport, nat_class
@@ -22,11 +25,12 @@ from kafila.reachability import nearest_server
 from kafila.rendezvous_service import Alternate, rendezvous
 from kafila.ring.invite import HostPort
 from kafila.types import Address, PathKind
+from sims import net
 from sims.filtering import Filtering
 from sims.nat import Mapping
 from sims.net import Machine
 from sims.portmap_server import Honesty, PortMapServer
-from sims.ports import Preserving, Sequential
+from sims.ports import Preserving, RandomPorts, Sequential
 from sims.topology import Nat, VirtualNetwork
 from tests.nat.stun_world import PORTS as STUN_PORTS
 from tests.nat.stun_world import StunWorld
@@ -191,6 +195,48 @@ async def test_two_sequential_nats_meet_at_the_ports_they_foretold(step: int, au
         assert all(CandidateKind.PREDICTED in kinds_told_by(guest) for guest in guests)
         await trio.sleep(3)
         assert link_kinds(*guests) == [PathKind.DIRECT] * 2
+
+
+async def test_a_random_allocator_is_met_by_many_sockets_which_are_given_back(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrance, "SystemRandom", lambda: Random(1))  # seven of eight attempts succeed: this one does
+    async with world() as w:
+        habits = {"mapping": Mapping.APDM, "filtering": Filtering.APDF, "ports": RandomPorts()}
+        guests = [w.at_home("host", **habits), w.at_home("friend", filtering=Filtering.APDF)]
+        guests[0].port_mapping = False  # it would hold one more socket
+        await w.form(guests)
+        assert planned_kinds(guests[0]) == {"relayed"}
+        machine = guests[0].network
+        assert isinstance(machine, Machine)
+        await trio.sleep(6)
+        assert len(machine._sockets) == 1 + MAX_SOCKETS
+        await trio.sleep(30)
+        assert link_kinds(*guests) == [PathKind.DIRECT] * 2
+        assert len(machine._sockets) == 2, "the one that the path stands on"
+        for guest in guests:
+            assert await answer_of(guest, QUESTION) == solo(QUESTION, firsts(guests))
+        guests[1].leaving.set()
+        with trio.fail_after(10):
+            await guests[0].ended.wait()
+        assert not machine._sockets
+
+
+async def test_no_sockets_to_spare_for_a_birthday_do_no_harm(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extra_sockets, "MAX_SOCKETS", 100_000)  # more than a machine has ports
+    monkeypatch.setattr(net, "_EPHEMERAL_PORTS", range(50_000, 50_020))
+    async with world() as w:
+        habits = {"mapping": Mapping.APDM, "filtering": Filtering.APDF, "ports": RandomPorts()}
+        guests = [w.at_home("host", **habits), w.at_home("friend", filtering=Filtering.APDF)]
+        guests[0].port_mapping = False  # it would hold one more socket
+        await w.form(guests)
+        await trio.sleep(30)
+        machine = guests[0].network
+        assert isinstance(machine, Machine)
+        assert len(machine._sockets) <= 2
+        assert await answer_of(guests[1], QUESTION) == solo(QUESTION, firsts(guests))
 
 
 async def form_with_gateway(w: World, honesty: Honesty, *, ask: bool = True) -> tuple[list[Guest], PortMapServer]:
