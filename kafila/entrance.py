@@ -120,7 +120,10 @@ async def _look_up(where: HostPort) -> list[Address]:
         return [Address(str(ip_address(where.host)), where.port)]
     except ValueError:
         pass  # a name: ask for its addresses
-    found = await trio.socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
+    try:
+        found = await trio.socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
+    except UnicodeError as error:  # such as a label longer than the DNS has
+        raise socket.gaierror(socket.EAI_NONAME, "it cannot be a name") from error
     first = {family: Address(str(to[0]), where.port) for family, _, _, _, to in reversed(found)}
     # A rendezvous on IPv4 is reached from everywhere; one on IPv6 alone still is where IPv6 works.
     return [address for _, address in sorted(first.items(), key=lambda item: item[0] != socket.AF_INET)]

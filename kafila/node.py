@@ -36,7 +36,7 @@ from kafila.members import member_info, reachable
 from kafila.mesh import Event as MeshEvent
 from kafila.mesh import LinkDown, LinkMessage, LinkUp, PathNews
 from kafila.nat.birthday import BirthdayRole
-from kafila.nat.events import PathChanged, PunchFailed
+from kafila.nat.events import PathChanged, PunchFailed, show_address
 from kafila.net import Network
 from kafila.reachability import NO_ROUTERS, Hearing, Reachability, Routers, nearest_server
 from kafila.ring.agreement import Reachable
@@ -261,8 +261,11 @@ class Node:
         return reachable(self.reach.candidates, self.reach.sight.report, self._door.mesh.control.minimum_rtt_s)
 
     def _reached_otherwise(self) -> None:
+        where = self._whereabouts()
+        told = {"candidates": [f"{c.kind.value} {show_address(c.address)}" for c in self.reach.candidates]}
+        self._around.recorder.record("reachable", trio.current_time(), {**told, "nat": where.nat_report})
         if self._formation is not None:
-            self._formation.reachable(self._whereabouts())
+            self._formation.reachable(where)
             self.endpoint.poke()
 
     def _network_changed(self) -> None:
@@ -271,7 +274,7 @@ class Node:
             self._door.servers, mesh.control.server, self._network.interface_addresses()
         )
         mesh.network_changed(now)
-        self._around.recorder.record("network", now, {"candidates": [str(c) for c in self.reach.candidates]})
+        self._around.recorder.record("network", now, {"rendezvous": show_address(mesh.control.server)})
         self.endpoint.poke()
 
     # -- the rendezvous -----------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ class Names(trio.abc.HostnameResolver):
 
     async def getaddrinfo(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
         await trio.lowlevel.checkpoint()
+        if not self._hosts:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         families = {True: socket.AF_INET6, False: socket.AF_INET}
         return [(families[":" in each], socket.SOCK_DGRAM, 17, "", (each, port)) for each in self._hosts]
 
@@ -301,7 +303,8 @@ async def test_a_roaming_member_keeps_its_session_and_finds_a_direct_path_again(
         await trio.sleep(5)
         assert link_kinds(*guests) == [PathKind.DIRECT] * 2
         assert [guest.error for guest in guests] == [None, None]
-        assert any(what == "network" for what, _, _ in guests[1].facts.records)
+        traced = {what for what, _, _ in guests[1].facts.records}
+        assert traced >= {"network", "reachable"}
         assert await answer_of(guests[0], QUESTION) == solo(QUESTION, firsts(guests))
 
 
@@ -352,3 +355,10 @@ def test_the_rendezvous_is_reached_by_a_family_that_this_machine_has() -> None:
     assert nearest_server([v4, v6], v6, [both[0], link_local, loopback]) == v4
     assert nearest_server([v4], v4, [both[1]]) == v4
     assert nearest_server([v4, v6], v4, [loopback]) == v4
+
+
+@pytest.mark.parametrize("name", ["x" * 64 + ".example", "no such name."])
+async def test_a_name_that_means_nothing_is_told_in_words(name: str) -> None:
+    trio.socket.set_custom_hostname_resolver(Names([]))
+    with pytest.raises(RendezvousUnreachable, match="has no address"):
+        await entrance.resolve(HostPort(name, PORT))
