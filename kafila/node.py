@@ -40,13 +40,13 @@ from kafila.nat.events import PathChanged, PunchFailed, show_address
 from kafila.net import Network
 from kafila.reachability import NO_ROUTERS, Hearing, Reachability, Routers, nearest_server
 from kafila.ring.agreement import Reachable
-from kafila.ring.control import Departure, MemberLeft, Reason, Refused, Signal
+from kafila.ring.control import Departure, MemberJoined, MemberLeft, Reason, Refused, Signal
 from kafila.ring.rendezvous_client import Event as ControlEvent
 from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringview import ring_table
 from kafila.settings import HostSettings, NodeSettings
 from kafila.trace import Recorder
-from kafila.types import NodeId, Sampling
+from kafila.types import Address, NodeId, Sampling
 
 LEFT = "left"
 """What a link is closed with by a member that goes of its own will; any other reason is why the session is over."""
@@ -165,7 +165,10 @@ class Node:
 
     async def survey(self) -> None:
         """Find out how this machine is reached, for as long as the session lasts."""
-        await self.reach.run(lambda: self._door.stun_servers(self._settings.stun))
+        await self.reach.run(self._stun_servers)
+
+    async def _stun_servers(self) -> list[Address]:
+        return await self._door.stun_servers(self._settings.stun)
 
     def start(self) -> None:
         """Host: do not wait for more members."""
@@ -245,8 +248,8 @@ class Node:
                 self._finish(RendezvousUnreachable(self._nobody_answers(reason)))
             case Moved(observed):
                 self.reach.observed(observed)
-            case _:
-                pass  # who enters is known when it says hello
+            case MemberJoined():
+                self._around.nursery.start_soon(self.reach.recount, self._stun_servers)
 
     def _nobody_answers(self, reason: str) -> str:
         server, report = self._door.mesh.control.server, self.reach.sight.report

@@ -106,6 +106,13 @@ class Reachability:
             self._hearing.on_epoch()
             self._hearing.on_news()
 
+    async def recount(self, servers: Callable[[], Awaitable[Sequence[Address]]]) -> None:
+        """A new peer is about to look for us: where does a sequential NAT stand now? For any other there is nothing to
+        do."""
+        if self.sight.report is not None and _is_sequential(self.sight.report):
+            self.sight = replace(self.sight, newest=await newest_mapping(self._network, await servers()))
+            self._hearing.on_news()
+
     # -- one epoch ----------------------------------------------------------------------------------------------------
 
     async def _survey(self, servers: Callable[[], Awaitable[Sequence[Address]]]) -> None:

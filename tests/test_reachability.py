@@ -199,6 +199,24 @@ async def test_two_sequential_nats_meet_at_the_ports_they_foretold(step: int, au
         assert link_kinds(*guests) == [PathKind.DIRECT] * 2
 
 
+async def test_a_host_that_waited_long_foretells_anew_when_somebody_comes(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        habits = {"mapping": Mapping.APDM, "filtering": Filtering.APDF, "ports": Sequential(step=1)}
+        home = w.home("host", **habits)
+        guests = [w.at(home, "host"), w.at_home("friend", **habits)]
+        code = await w.party.host(guests[0], 2, rendezvous=HostPort(NAME, PORT))
+        await trio.sleep(5)
+        other = await home.machine("somebody else at home").bind()
+        for port in range(5000, 5100):
+            await other.send(b"hello", Address(w.server.hosts()[0], port))
+        await trio.sleep(5)
+        w.party.join(guests[1], code)
+        with trio.fail_after(10):
+            await guests[1].serving.wait()
+        await trio.sleep(3)
+        assert link_kinds(*guests) == [PathKind.DIRECT] * 2
+
+
 async def test_a_random_allocator_is_met_by_many_sockets_which_are_given_back(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
