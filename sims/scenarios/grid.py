@@ -15,14 +15,11 @@ from itertools import product
 
 import trio
 
-from kafila.nat.driver import classify_network
 from kafila.nat.predict import predict
-from kafila.nat.report import NatReport
 from sims.filtering import Filtering
 from sims.nat import FilterScope, Mapping
 from sims.scenarios.link import Link
 from sims.scenarios.scenario import Outcome, Scenario, Target, expect
-from sims.scenarios.stun import StunServers
 from sims.scenarios.world import RENDEZVOUS_RTT_S, World
 from sims.topology import Nat, VirtualNetwork
 
@@ -64,21 +61,14 @@ def nat_of_class(net: VirtualNetwork, kind: str, scope: FilterScope) -> Nat:
     return net.nat(mapping=mapping, filtering=filtering, scope=scope)
 
 
-async def classify_all(scope: FilterScope) -> list[dict[str, NatReport]]:
-    """What the deployed classifier says of two members behind NATs of their own of each class."""
-    net = VirtualNetwork(0)
-    servers = StunServers(net)
-    found: list[dict[str, NatReport]] = [{}, {}]
-    async with net.running(), servers.running():
-        for side, kind in product((0, 1), CLASSES):
-            machine = nat_of_class(net, kind, scope).machine(f"member {side} behind {kind}")
-            found[side][kind] = await classify_network(machine, servers.addresses)
-    return found
+def _predicted(link: Link) -> str:
+    """What the deployed predictor makes of both members' surveys, before they have sent each other a packet."""
+    ours, theirs = (me.reach.sight.report for me, _ in link.ends)
+    return "no report" if ours is None or theirs is None else predict(ours, theirs).value
 
 
 async def try_cells(net: VirtualNetwork, cells: Iterable[tuple[str, str]], scope: FilterScope) -> list[Cell]:
     """Link every pair of ``cells`` at once, and look after five seconds."""
-    ours, theirs = await classify_all(scope)
     async with World(net).running() as world:
         links: list[tuple[str, str, Link]] = []
         for row, column in cells:
@@ -87,6 +77,7 @@ async def try_cells(net: VirtualNetwork, cells: Iterable[tuple[str, str]], scope
                 for side, kind in (("a", row), ("b", column))
             )
             links.append((row, column, await world.pair(one, other)))
+        predicted = {id(link): _predicted(link) for _, _, link in links}
         for _, _, link in links:
             link.open()
         firsts = [await link.up() for _, _, link in links]
@@ -95,7 +86,7 @@ async def try_cells(net: VirtualNetwork, cells: Iterable[tuple[str, str]], scope
             Cell(
                 row,
                 column,
-                predict(ours[row], theirs[column]).value,
+                predicted[id(link)],
                 link.reach(),
                 min(first),
                 max(first),

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypedDict
 
 import trio
 
@@ -17,6 +18,19 @@ from sims.scenarios.scenario import Unmet, expect
 
 LINK_TIMEOUT_S = 10.0
 FIRST = b"the first application byte"
+
+
+class Pace(TypedDict):
+    """How often a frame is sent each way, and how large."""
+
+    every_s: float
+    frame_bytes: int
+
+
+USUAL: Pace = {"every_s": 0.04, "frame_bytes": 4000}
+DENSE: Pace = {"every_s": 0.02, "frame_bytes": 2000}
+"""As many bytes in twice the frames: where it is measured when the first arrives again."""
+
 _FRAME = struct.Struct("!Id")  # number, time sent
 
 Way = tuple[Address, Address]
@@ -146,24 +160,24 @@ class Link:
 
     # -- load ------------------------------------------------------------------------------------------------------
 
-    def load(self, nursery: trio.Nursery, *, every_s: float = 0.02, frame_bytes: int = 2000) -> tuple[Flow, Flow]:
+    def load(self, nursery: trio.Nursery, pace: Pace = USUAL) -> tuple[Flow, Flow]:
         """Numbered frames both ways from now on, as long as the flows are open and the link is up."""
         flows = Flow(self.a, self.b), Flow(self.b, self.a)
         for flow in flows:
             flow.receiver.on_message = flow.take
-            nursery.start_soon(self._send_frames, flow, every_s, frame_bytes)
+            nursery.start_soon(self._send_frames, flow, pace)
         return flows
 
     @staticmethod
-    async def _send_frames(flow: Flow, every_s: float, frame_bytes: int) -> None:
-        padding = bytes(frame_bytes - _FRAME.size)
+    async def _send_frames(flow: Flow, pace: Pace) -> None:
+        padding = bytes(pace["frame_bytes"] - _FRAME.size)
         while flow.is_open and flow.sender.mesh.is_linked(flow.receiver.node_id):
             now = trio.current_time()
             frame = _FRAME.pack(len(flow.sent), now) + padding
             flow.sent.append(now)
             flow.sender.mesh.send(flow.receiver.node_id, frame, bulk=True)
             flow.sender.endpoint.poke()
-            await trio.sleep(every_s)
+            await trio.sleep(pace["every_s"])
 
 
 def expect_whole(*flows: Flow) -> None:

@@ -10,11 +10,13 @@ from kafila.nat.events import PathSilent
 from kafila.types import PathKind
 from sims.nat import Mapping, Refresh
 from sims.scenarios.common import connect, latest_rtts, settle, still_direct
-from sims.scenarios.link import Flow, Link
+from sims.scenarios.link import DENSE, Flow, Link, Pace
 from sims.scenarios.scenario import Figures, Outcome, Scenario, Target, Unmet, expect
 from sims.scenarios.world import World
 from sims.topology import Nat, VirtualNetwork
 
+SPARSE: Pace = {"every_s": 0.2, "frame_bytes": 4000}
+"""Where a scenario lasts a minute."""
 TWO_RTTS = Target(2, 2)
 """The latest frame while a link changes its path, in round trips to the rendezvous."""
 TAKE_OVER_MS = Target(1000, 1000)
@@ -59,7 +61,7 @@ async def _switch(net: VirtualNetwork) -> Outcome:
         link = await _pair(world)
         link.open()
         await link.up()
-        flows = link.load(world.nursery)
+        flows = link.load(world.nursery, DENSE)
         began = trio.current_time()
         await link.direct(within_s=20)
         await trio.sleep(5)
@@ -70,14 +72,14 @@ async def _switch(net: VirtualNetwork) -> Outcome:
 
 
 async def _dies(net: VirtualNetwork, *, both_ways: bool) -> Outcome:
-    """A direct path under load goes black for fifteen seconds."""
+    """A direct path under load goes black for ten seconds."""
     here, there = _homes(net)
     async with World(net).running() as world:
         link = await _pair(world)
         figures = await connect(link)
-        flows = link.load(world.nursery)
-        await trio.sleep(5)
-        dead_at, back_at = trio.current_time(), trio.current_time() + 15
+        flows = link.load(world.nursery, DENSE)
+        await trio.sleep(2 + world.random.random())  # anywhere between two looks at the path
+        dead_at, back_at = trio.current_time(), trio.current_time() + 10
         net.path(here, there).cut(dead_at, back_at)
         if both_ways:
             net.path(there, here).cut(dead_at, back_at)
@@ -107,7 +109,7 @@ async def _restart_beside_direct(net: VirtualNetwork) -> Outcome:
     async with World(net).running() as world:
         link = await _pair(world)
         await connect(link)
-        flows = link.load(world.nursery)
+        flows = link.load(world.nursery, SPARSE)
         await trio.sleep(3)
         began = trio.current_time()
         await world.stop_rendezvous()
@@ -132,7 +134,7 @@ async def _restart_under_relay(net: VirtualNetwork) -> Outcome:
         link = await _pair(world)
         link.open()
         await link.up()
-        flows = link.load(world.nursery, every_s=0.1)
+        flows = link.load(world.nursery, SPARSE)
         await trio.sleep(3)
         await world.stop_rendezvous()
         await trio.sleep(5)
@@ -158,23 +160,23 @@ async def _signalling_lost(net: VirtualNetwork) -> Outcome:
         cut = trio.current_time()
         net.partition([here, there], [world.server], cut, cut + 120)
         flows = link.load(world.nursery)
-        await trio.sleep(20)
+        await trio.sleep(10)
         await settle(*flows)
         await trio.sleep_until(cut + 119)
         link.lasted()
         still_direct(link)
         for me, _ in link.ends:
             expect(me.lost_at, f"{me.machine.name} did not notice that the rendezvous is away")
-        return Outcome({"latest_frame_rtts": [latest_rtts(flow, cut, cut + 20) for flow in flows]})
+        return Outcome({"latest_frame_rtts": [latest_rtts(flow, cut, cut + 10) for flow in flows]})
 
 
 async def _idle(net: VirtualNetwork, **habits: object) -> Outcome:
-    """Five idle minutes behind a NAT that forgets after thirty seconds; then a frame, which is on time."""
+    """Two and a half idle minutes behind a NAT that forgets after thirty seconds; then a frame, which is on time."""
     _homes(net, timeout_s=30.0, **habits)
     async with World(net).running() as world:
         link = await _pair(world)
         figures: Figures = await connect(link)
-        await trio.sleep(300)
+        await trio.sleep(150)
         still_direct(link)
         began = trio.current_time()
         flows = link.load(world.nursery)
@@ -194,12 +196,12 @@ async def _mapping_moves(net: VirtualNetwork, *, keep_old: bool) -> Outcome:
     async with World(net).running() as world:
         link = await _pair(world)
         figures = await connect(link)
-        flows = link.load(world.nursery)
-        await trio.sleep(5)
+        flows = link.load(world.nursery, DENSE)
+        await trio.sleep(2)
         moved = trio.current_time()
         here.move_mappings(keep_old=keep_old)
-        await trio.sleep(15)
-        silences = [flow.longest_silence(moved, moved + 15) for flow in flows]
+        await trio.sleep(10)
+        silences = [flow.longest_silence(moved, moved + 10) for flow in flows]
         await settle(*flows)
         still_direct(link)
         return Outcome(figures | {"longest_silence_ms": [1e3 * s for s in silences]})
@@ -247,7 +249,7 @@ SCENARIOS = [
     ),
     Scenario(
         "direct-dies",
-        "a loaded direct path goes silent and returns fifteen seconds later",
+        "a loaded direct path goes silent and returns ten seconds later",
         _dies_both,
         {"relay_took_over_ms": TAKE_OVER_MS, "direct_again_s": DIRECT_AGAIN_S},
     ),

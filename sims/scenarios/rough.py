@@ -13,12 +13,12 @@ from sims.link import Bursts
 from sims.link import Link as Wire
 from sims.packet import Packet
 from sims.scenarios.common import connect, latest_rtts, settle, still_direct
-from sims.scenarios.link import Link
+from sims.scenarios.link import DENSE, Link
 from sims.scenarios.scenario import Outcome, Scenario, Target, expect
 from sims.scenarios.world import World
 from sims.topology import VirtualNetwork
 
-LOAD_S = 20.0
+LOAD_S = 10.0
 PING_BYTES = 600
 """Between the path layer's small pings and its full-size ones: IP packets above this are data."""
 
@@ -32,7 +32,7 @@ def _homes(net: VirtualNetwork) -> tuple[Wire, Wire]:
 
 
 async def _loaded(net: VirtualNetwork, look: Callable[[Link], None]) -> Outcome:
-    """A link that becomes direct over the wires as they are, then twenty seconds of frames both ways."""
+    """A link that becomes direct over the wires as they are, then ten seconds of frames both ways."""
     async with World(net).running() as world:
         link = await world.pair(net.machines["a"], net.machines["b"])
         link.open()
@@ -86,7 +86,7 @@ async def _too_narrow(net: VirtualNetwork) -> Outcome:
         link.open()
         await link.up()
         began = trio.current_time()
-        flows = link.load(world.nursery)
+        flows = link.load(world.nursery, DENSE)
         await trio.sleep(LOAD_S)
         await settle(*flows)
         link.lasted()
@@ -103,7 +103,7 @@ async def _data_dropped(net: VirtualNetwork) -> Outcome:
     async with World(net).running() as world:
         link = await world.pair(net.machines["a"], net.machines["b"])
         await connect(link)
-        flows = link.load(world.nursery)
+        flows = link.load(world.nursery, DENSE)
         await trio.sleep(10 - trio.current_time())
         for wire in wires:
             wire.censor = _is_data

@@ -149,7 +149,7 @@ async def _answers(net: VirtualNetwork) -> Outcome:
         for name in ("ann", "ben", "cat"):
             s.member(name)
         formed_s = await s.form()
-        longest = await s.ask_for(10)
+        longest = await s.ask_for(5)
         return Outcome({"formed_s": [formed_s], "longest_wait_ms": [longest * 1e3]})
 
 
@@ -197,7 +197,7 @@ async def _declined(guest: Guest, began_s: float) -> float:
 
 
 async def _asked_through(net: VirtualNetwork, happens: str) -> Outcome:
-    """Three members ask on and on while something happens in the fifth second."""
+    """Three members ask on and on while something happens in the third second."""
     async with session(net) as s:
         for name in ("ann", "ben", "cat"):
             s.member(name)
@@ -207,11 +207,11 @@ async def _asked_through(net: VirtualNetwork, happens: str) -> Outcome:
 
         async def restart() -> None:
             await world.stop_rendezvous()
-            await trio.sleep(5)
+            await trio.sleep(4)
             await world.start_rendezvous()
 
         async def later() -> None:
-            await trio.sleep_until(began + 5)
+            await trio.sleep_until(began + 2)
             home = s.homes["ben"]
             if happens == "reboot" and isinstance(home, Nat):
                 home.reboot(outage_s=2, new_address=True)
@@ -222,7 +222,7 @@ async def _asked_through(net: VirtualNetwork, happens: str) -> Outcome:
                 await restart()
 
         world.nursery.start_soon(later)
-        longest = await s.ask_for(30)
+        longest = await s.ask_for(15)
         _expect_alive(s)
         await s.ask_for(1)
         table = s.guests[1].node.describe_ring() if s.guests[1].node else ""
@@ -249,7 +249,7 @@ async def _moves(net: VirtualNetwork) -> Outcome:
 async def _roam(net: VirtualNetwork) -> Outcome:
     """A member walks from an IPv4 home to a network with IPv6 alone, sockets open, in the middle of answers."""
     async with session(net, v6=True) as s:
-        for name in ("ann", "ben", "cat"):
+        for name in ("ann", "ben"):
             s.member(name, net.nat(f"home of {name}", ipv6=True))
         old_home = s.member("dan", net.nat("home of dan"))
         await s.form()
@@ -261,7 +261,7 @@ async def _roam(net: VirtualNetwork) -> Outcome:
             s.world.near(s.machines[old_home.name])
 
         s.world.nursery.start_soon(later)
-        longest = await s.ask_for(30)
+        longest = await s.ask_for(15)
         _expect_alive(s)
         return Outcome({"longest_wait_ms": [longest * 1e3]})
 
@@ -293,7 +293,7 @@ async def _sleep(net: VirtualNetwork) -> Outcome:
         return Outcome({"others_told_s": [told_s], "sleeper_told_s": [woke_s]}, [str(ben.error)])
 
 
-SIZES = (2, 3, 4, 6, 8, 12, 16)
+SIZES = (2, 3, 4, 8, 16)
 
 
 async def _packets(net: VirtualNetwork) -> Outcome:

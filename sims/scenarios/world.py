@@ -21,7 +21,7 @@ import trio
 from kafila.endpoint import Endpoint
 from kafila.mesh import Mesh
 from kafila.reachability import NO_ROUTERS, Routers, nearest_server
-from kafila.rendezvous_service import Running, rendezvous
+from kafila.rendezvous_service import Alternate, Running, rendezvous
 from kafila.ring.identity import Identity, make_identity
 from kafila.ring.rendezvous_client import RendezvousClient
 from kafila.types import Address
@@ -47,6 +47,7 @@ class World:
     def __init__(self, net: VirtualNetwork, *, v6: bool = False) -> None:
         self.net = net
         self.server = net.machine("rendezvous", v6=v6)
+        self._second = net.machine("rendezvous' second address")
         self.random: Random = net.fabric.random("world")
         self.service: Running | None = None
         self.members: list[Member] = []
@@ -85,10 +86,15 @@ class World:
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         self._stopped = trio.Event()
         with trio.CancelScope() as self._serving:
-            async with rendezvous(self.server, PORT) as self.service:
+            async with rendezvous(self.server, PORT, self._alternate) as self.service:
                 task_status.started()
                 await trio.sleep_forever()
         self._stopped.set()
+
+    @property
+    def _alternate(self) -> Alternate:
+        """With a second address for STUN the members' surveys are complete (RFC 5780)."""
+        return Alternate(self._second, self.server.hosts()[0], self._second.hosts()[0])
 
     def near(self, site: Machine | Gateway, rtt_s: float = RENDEZVOUS_RTT_S) -> None:
         """How far the rendezvous is from a site."""
