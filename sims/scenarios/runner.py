@@ -141,7 +141,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 async def _in_network(scenario: Scenario, seed: int, sink: Sink | None) -> Outcome:
-    net = VirtualNetwork(seed, rtt_s=scenario.rtt_s)
+    net = VirtualNetwork(seed)
     if sink is not None:
         net.fabric.sinks.append(sink)
     return await scenario.body(net)
@@ -149,14 +149,14 @@ async def _in_network(scenario: Scenario, seed: int, sink: Sink | None) -> Outco
 
 def run_all(scenarios: Sequence[Scenario], seeds: Sequence[int]) -> Iterator[Summary]:
     """Every scenario with every seed; a summary as soon as a scenario's last seed is done."""
-    jobs = [(scenario.name, seed) for scenario in scenarios for seed in seeds]
+    jobs = [(scenario.name, seed) for scenario in scenarios for seed in seeds[: scenario.max_seeds]]
     processes = min(os.cpu_count() or 1, len(jobs))
     summaries = {scenario.name: Summary(scenario) for scenario in scenarios}
     with _runs(jobs, processes) as runs:
         for run in runs:
             summary = summaries[run.name]
             summary.runs.append(run)
-            if len(summary.runs) == len(seeds):
+            if len(summary.runs) == len(seeds[: summary.scenario.max_seeds]):
                 yield summary
 
 

@@ -51,5 +51,5 @@ class Scenario:
     targets: Mapping[str, Target] = field(default_factory=dict)
     known_failure: str | None = None
     """Why it fails today; it is then run and shown as a known failure, and as a surprise should it pass."""
-    rtt_s: float = 0.040
-    """Between two sites nothing else is said about."""
+    max_seeds: int | None = None
+    """No more runs than this however many are asked for: a long one whose figures hardly vary."""

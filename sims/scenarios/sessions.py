@@ -369,5 +369,5 @@ SCENARIOS = [
         _sleep,
         {"others_told_s": Target(10, 15), "sleeper_told_s": Target(10, 15)},
     ),
-    Scenario("session-packets", "packets a member sends to form a session of 2 to 16", _packets),
+    Scenario("session-packets", "packets a member sends to form a session of 2 to 16", _packets, max_seeds=3),
 ]
