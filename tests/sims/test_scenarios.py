@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 
 from kafila.errors import UsageError
 from sims.scenarios.catalogue import SCENARIOS, find
@@ -63,6 +64,20 @@ def test_a_known_failure_is_shown_as_one_and_its_passing_is_a_surprise() -> None
     assert "cats will be cats" in failing.line()
     passing = Summary(known, [Run("known", SEED, None, Outcome(), 0.0)])
     assert not passing.is_as_expected
+
+
+def test_a_run_that_waits_in_vain_fails_and_the_others_go_on() -> None:
+    async def waits(_net: VirtualNetwork) -> Outcome:
+        with trio.fail_after(3):
+            await trio.sleep_forever()
+
+    run = run_once(Scenario("waits", "", waits), SEED)
+    assert run.failure == "something that was waited for did not happen in time"
+
+
+def test_a_seed_repeats_its_run() -> None:
+    first, again = (run_once(SCENARIOS["loss-bursts"], 5).outcome.figures["direct_ms"] for _ in range(2))
+    assert first == again
 
 
 def test_expect_raises_only_what_does_not_hold() -> None:

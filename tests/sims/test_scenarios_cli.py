@@ -30,6 +30,16 @@ def test_a_run_prints_a_line_a_scenario_and_a_count() -> None:
     assert result.output.splitlines()[-1].startswith("0 passed, 0 failed")
 
 
+def test_several_scenarios_and_seeds_run_beside_one_another_and_come_in_order() -> None:
+    result = nat("same-lan", "public-hosts", "--seeds", "2")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[:2] for line in result.output.splitlines()[:2]] == [
+        ["passed", "same-lan"],
+        ["passed", "public-hosts"],
+    ]
+    assert result.output.splitlines()[-1] == "2 passed, 0 failed"
+
+
 def test_json_is_one_object_with_figures_and_targets() -> None:
     found = json.loads(nat(QUICK, "--json").output)
     assert set(found) == {"name", "figures", "targets", "context"}
