@@ -20,9 +20,6 @@ from kafila.shard.worker import Failed, Loaded, Result
 from kafila.trace import Recorder
 from kafila.types import FinishReason, NodeId, Sampling
 
-MAX_RESULTS = 256
-"""Results that may wait for the event loop: several times the batches that can be on their way."""
-
 
 class ServingRing:
     """This member's share of the ring. :meth:`drain` moves what has happened; the node calls it around every flush.
@@ -52,28 +49,33 @@ class ServingRing:
         self._stage: Stage | None = None
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count(1)
-        self._results_in, self._results = trio.open_memory_channel[Result](MAX_RESULTS)
+        self._running = False
 
     async def run(self, backend: Backend, offer: ModelOffer, duty: Duty) -> None:
         """Load the shard, then serve until cancelled; the worker is stopped on the way out."""
         token = trio.lowlevel.current_trio_token()
 
         def on_result(result: Result) -> None:
-            token.run_sync_soon(self._results_in.send_nowait, result)
+            # On the worker's thread. Straight to where it is used: waking a task that waits for results would put
+            # another turn of the event loop between every two stages.
+            token.run_sync_soon(self._take, result)
 
         if duty.holds_head:
             self._stage = Head(self._place, await backend.language(offer), trio.current_time())
         else:
             self._stage = Stage(self._place)
         self._worker = await backend.worker(offer, duty, on_result)
+        self._running = True
         self._worker.start()
         try:
-            async for result in self._results:
-                self._take(result)
+            await trio.sleep_forever()
         finally:
+            self._running = False
             self._worker.stop()
 
     def _take(self, result: Result) -> None:
+        if not self._running:
+            return  # finished while we were leaving
         if isinstance(result, Loaded):
             self.loaded.set()
         elif isinstance(result, Failed) and not self.loaded.is_set():

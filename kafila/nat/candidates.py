@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import islice
 
@@ -79,6 +80,7 @@ def parse_host(host: str) -> IPv4Address | IPv6Address | None:
     return ip
 
 
+@lru_cache(maxsize=1024)  # asked for every datagram; more sources than a member has peers are strangers
 def canonical(address: Address) -> Address | None:
     """One spelling per address, so that a path is found again whichever way its source was written."""
     ip = parse_host(address.host)
