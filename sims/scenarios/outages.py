@@ -127,7 +127,7 @@ async def _restart_beside_direct(net: VirtualNetwork) -> Outcome:
 
 
 async def _restart_under_relay(net: VirtualNetwork) -> Outcome:
-    """A relayed link stands still while the rendezvous is away for five seconds, and goes on when it is back."""
+    """A relayed link stands still while the rendezvous is away, for 3, 6 and 9 seconds, and goes on when it is back."""
     net.nat("a's carrier", mapping=Mapping.APDM).machine("a")
     net.nat("b's carrier", mapping=Mapping.APDM).machine("b")
     async with World(net).running() as world:
@@ -135,13 +135,15 @@ async def _restart_under_relay(net: VirtualNetwork) -> Outcome:
         link.open()
         await link.up()
         flows = link.load(world.nursery, SPARSE)
-        await trio.sleep(3)
-        await world.stop_rendezvous()
-        await trio.sleep(5)
-        await world.start_rendezvous()
-        returned = trio.current_time()
-        await trio.sleep(10)
-        resumed = [_first_after(flow, returned) - returned for flow in flows]
+        resumed: list[float] = []
+        for outage_s in (3, 6, 9):
+            await trio.sleep(3)
+            await world.stop_rendezvous()
+            await trio.sleep(outage_s)
+            await world.start_rendezvous()
+            returned = trio.current_time()
+            await trio.sleep(15)
+            resumed += [_first_after(flow, returned) - returned for flow in flows]
         await settle(*flows)
         link.lasted()
         return Outcome({"resumed_s": resumed})
@@ -270,6 +272,8 @@ SCENARIOS = [
         "the rendezvous restarts under a relayed link, which goes on after it",
         _restart_under_relay,
         {"resumed_s": RESUMED_S},
+        known_failure="members register within half a second, but the link's QUIC connection has backed off "
+        "(RFC 9002 section 6.2.1), is not told that its way is back, and waits for its timer",
     ),
     Scenario(
         "signalling-lost",
