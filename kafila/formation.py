@@ -7,6 +7,7 @@ Tasks run in the node's nursery. A step that fails is told to the others before 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -146,6 +147,8 @@ class Formation:
                 self._around.mesh.peer_moved(member.node_id, candidates, trio.current_time())
             case steps.Serving():
                 console.status("serving: every member may ask")
+                # What is here now stays: the collector need not look through a tensor library between two tokens.
+                gc.freeze()
                 self.serving.set()
             case steps.Ended():
                 self._ended(event)

@@ -22,6 +22,7 @@ from kafila.nat.messages import sender_of
 from kafila.nat.paths import PeerPaths
 from kafila.nat.schedule import Randomness
 from kafila.ring import quic
+from kafila.ring.control import MemberJoined
 from kafila.ring.identity import Identity
 from kafila.ring.quic import QuicConnection, Stream
 from kafila.ring.rendezvous_client import Event as ControlEvent
@@ -263,7 +264,7 @@ class Mesh:
     def _collect_control(self, now: float) -> None:
         while (event := self._control.next_event()) is not None:
             if not isinstance(event, Relayed):
-                self._ready_at = now if isinstance(event, Joined) else self._ready_at
+                self._relay_is_back(event, now)
                 self._events.append(event)
             elif (link := self._links.get(event.sender)) is not None:
                 self._from_peer(link, event.datagram, None, now)
@@ -271,6 +272,15 @@ class Mesh:
                 early = self._early.setdefault(event.sender, [])
                 if len(early) < MAX_EARLY_DATAGRAMS:
                     early.append(event.datagram)
+
+    def _relay_is_back(self, event: ControlEvent, now: float) -> None:
+        """After a loss of the rendezvous, ours or a peer's, relayed links go on at once."""
+        if isinstance(event, Joined):
+            self._ready_at = now
+            for link in self._links.values():
+                link.connection.retry_now()
+        elif isinstance(event, MemberJoined) and (back := self._links.get(event.member)) is not None:
+            back.connection.retry_now()
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` wants to be called."""
@@ -316,7 +326,10 @@ class Mesh:
             link.connection.ping()
 
     def datagrams_to_send(self, now: float) -> list[Transmit]:
-        """Everything that should leave now."""
+        """What should leave now, data before all else; call until there is nothing."""
+        for link in self._links.values():
+            if not link.connection.closed and (data := self._data(link, now)):
+                return data
         transmits = list(self._closing)
         self._closing.clear()
         for link in list(self._links.values()):
@@ -332,6 +345,10 @@ class Mesh:
         for probe in link.paths.probes_to_send(now):
             self._address(link, probe.data, probe.to, probe.socket, now, out)
         self._path_news(link, now)
+        return out + self._data(link, now)
+
+    def _data(self, link: _Link, now: float) -> list[Transmit]:
+        out: list[Transmit] = []
         if datagrams := link.connection.datagrams_to_send(now):
             if link.connection.awaits_answer:
                 link.paths.data_sent(now)

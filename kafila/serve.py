@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kafila.errors import ProtocolError
 from kafila.ring.frames import (
@@ -144,7 +144,7 @@ class Stage:
     def _activation(self, frame: Activation) -> None:
         if frame.batch in self._passing or len(self._passing) >= MAX_PENDING_BATCHES:
             raise ProtocolError("more batches at once than the head may have on their way")
-        self._passing[frame.batch] = replace(frame, payload=b"")
+        self._passing[frame.batch] = frame
         self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype))
 
     def _control(self, message: Control, now: float) -> None:
@@ -184,7 +184,9 @@ class Stage:
     def _forwarded(self, result: Forwarded) -> None:
         frame = self._passing.pop(result.batch)
         hop_us = (*frame.hop_us, microseconds(result.stage_s))
-        self._send_activation(replace(frame, payload=result.hidden, hop_us=hop_us))
+        self._send_activation(
+            Activation(frame.epoch, frame.batch, frame.dtype, frame.hidden, frame.segments, result.hidden, hop_us)
+        )
 
     def _send_activation(self, frame: Activation) -> None:
         self._sends.append(Send(True, encode_activation(frame)))

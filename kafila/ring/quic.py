@@ -270,6 +270,12 @@ class QuicConnection:
         if self._core is not None:
             self._core.resize(self._configuration.max_datagram_size)
 
+    def retry_now(self) -> None:
+        """The way to the peer was gone and is back: try what is unacknowledged at once, not when a timeout that has
+        doubled again and again is over."""
+        if self._core is not None:
+            self._core.retry_now()
+
     def close(self, now: float, reason: str) -> None:  # noqa: ARG002  - every input of a machine carries the time
         """End the connection; the peer hears ``reason`` (cut to 200 bytes) with the next datagram."""
         if not self._closed:

@@ -158,6 +158,10 @@ class CoreConnection(AioquicConnection):
         self._forget_round_trip()
         self._new_path_packet = self._packet_number
 
+    def retry_now(self) -> None:
+        """What is lost may get through again: forget how long the timeouts had grown (RFC 9002 section 6.2.1)."""
+        self._loss._pto_count = 0
+
     def resize(self, max_datagram_bytes: int) -> None:
         """The same way carries datagrams of another size."""
         self._max_datagram_size = max_datagram_bytes

@@ -265,7 +265,9 @@ class FastConnection(CoreConnection):
         if packet.is_ack_eliciting and not self._ack_eliciting_sent_since_receipt:
             self._close_at = now + self._idle_timeout()
             self._ack_eliciting_sent_since_receipt = True
-        self._pacer.update_after_send(now)
+        if packet.in_flight:
+            # An acknowledgement alone is not paced (RFC 9002 section 7.7), or a receiver could talk itself to a halt.
+            self._pacer.update_after_send(now)
 
     # Receiving
 

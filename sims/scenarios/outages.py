@@ -272,8 +272,6 @@ SCENARIOS = [
         "the rendezvous restarts under a relayed link, which goes on after it",
         _restart_under_relay,
         {"resumed_s": RESUMED_S},
-        known_failure="members register within half a second, but the link's QUIC connection has backed off "
-        "(RFC 9002 section 6.2.1), is not told that its way is back, and waits for its timer",
     ),
     Scenario(
         "signalling-lost",
