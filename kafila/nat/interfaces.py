@@ -98,11 +98,13 @@ def _usable(host: str) -> IPv4Address | IPv6Address | None:
         ip = ip_address(host)
     except ValueError:
         return None
+    if isinstance(ip, IPv6Address):
+        if ip.scope_id is not None or ip.is_site_local:
+            return None
+        ip = ip.ipv4_mapped or ip  # judged as what it stands for
     if ip.is_unspecified or ip.is_multicast or ip.is_link_local:
         return None
-    if isinstance(ip, IPv4Address):
-        return None if ip.is_reserved or int(ip) >> 24 == 0 else ip
-    return None if ip.scope_id is not None or ip.is_site_local else ip.ipv4_mapped or ip
+    return None if isinstance(ip, IPv4Address) and (ip.is_reserved or int(ip) >> 24 == 0) else ip
 
 
 def _rank(ip: IPv4Address | IPv6Address) -> int:

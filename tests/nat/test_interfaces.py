@@ -29,7 +29,8 @@ def test_a_plain_machine_offers_what_it_has_and_loopback_last() -> None:
 
 
 def test_what_no_peer_can_send_to_is_left_out() -> None:
-    assert chosen("169.254.3.4", "fe80::1", "fe80::2%eth0", "0.0.0.0", "::", "224.0.0.1", "240.0.0.1", "x") == []  # noqa: S104
+    assert chosen("169.254.3.4", "fe80::1", "fe80::2%eth0", "0.0.0.0", "::", "224.0.0.1", "240.0.0.1", "x") == []  # noqa: S104  - not bound
+    assert chosen("::ffff:0:0", "::ffff:169.254.3.4", "::ffff:224.0.0.1") == []
 
 
 def test_bridges_and_overlays_come_after_networks() -> None:
