@@ -14,6 +14,7 @@ traceback. Expected outcomes (a declined plan, a symmetric NAT) are values, not 
     |-- ModelError              the checkpoint cannot be served
     |   |-- ModelNotFound
     |   |-- ModelIncomplete     names the tensor and the file
+    |   |-- FetchFailed         it does not come from its source, or there is no room for it here
     |   `-- UnsupportedModel    names the architecture and lists those supported
     |-- DeviceError             the device cannot do the work (missing backend, out of memory)
     `-- ProtocolError           a peer sent what the protocol does not allow; carries who
@@ -75,6 +76,10 @@ class ModelNotFound(ModelError):
 
 class ModelIncomplete(ModelError):
     """A file, tensor or setting of the checkpoint is missing or wrong; the message names it."""
+
+
+class FetchFailed(ModelError):
+    """The checkpoint does not come from its source, or there is no room for it here."""
 
 
 class UnsupportedModel(ModelError):
