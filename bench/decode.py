@@ -37,7 +37,7 @@ from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, open_checkpoint
 from kafila.shard.ops import HeadWeights
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.worker import Forward, Result, ShardWorker
+from kafila.shard.worker import Draws, Forward, Result, ShardWorker
 from kafila.types import BlockRange, Sampling, Segment
 
 TARGETS = {"over_transformers": ">=1.5", "over_floor": ">=0.7"}
@@ -67,7 +67,7 @@ class Ours:
         """One token, as a ring of one makes it."""
         segments = (Segment(0, self.position, 1, sample=True),)
         hidden = self.shard.forward(segments, (self.token,), None, self.dtype)
-        (token,) = self.shard.sample(segments, (Sampling(),), hidden, self.dtype)
+        (token,) = self.shard.sample(segments, (Sampling(),), hidden, self.dtype).tokens
         self.token = token or 0
         self.position += 1
 
@@ -162,8 +162,8 @@ def handover_us() -> float:
         def forward(self, *_: object) -> bytes:
             return b""
 
-        def sample(self, *_: object) -> tuple[int | None, ...]:
-            return ()
+        def sample(self, *_: object) -> Draws:
+            return Draws(())
 
         def interrupt(self) -> None:
             pass

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from kafila.errors import KafilaError, ProtocolError
+from kafila.errors import KafilaError, ProtocolError, UsageError
+from kafila.question import check
 from kafila.ring import schedule
 from kafila.ring.frames import Activation, Ask, Cancel, Stats, Text
 from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Started, Token, Verdict
 from kafila.serve import BatchDone, Lately, Place, Said, Stage, median
 from kafila.shard.worker import Forward, Forwarded, Result, Sample, Sampled
-from kafila.types import FinishReason
+from kafila.types import FinishReason, Question, SpelledLogprobs, TokenLogprobs
 
 STATS_EVERY_S = 1.0
 """How often members hear the head's measurements while something is being answered."""
@@ -51,8 +52,15 @@ class Language(Protocol):
         """All end-of-turn ids."""
         ...
 
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """The conversation as token ids, ready for the answer. Raises ModelError when the template refuses it."""
+    def prompt(self, question: Question) -> Sequence[int]:
+        """The conversation as token ids, ready for the answer, or the text to continue.
+
+        Raises ModelError when the template refuses it, UsageError when it cannot be meant.
+        """
+        ...
+
+    def spell(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, or the name of a special one."""
         ...
 
     def stream(self, stop: Sequence[str]) -> TextStream:
@@ -66,8 +74,13 @@ class _Answer:
     text: TextStream
     prompt_tokens: int
     asked_at: float
+    started_at: float | None = None
+    reused_tokens: int = 0
     first_token_at: float | None = None
+    last_token_at: float = 0.0
     answer_tokens: int = 0
+    logprobs: list[SpelledLogprobs] = field(default_factory=list)
+    """Not yet told."""
 
 
 @dataclass(slots=True)
@@ -105,14 +118,19 @@ class Head(Stage):
 
     def _ask(self, ask: Ask, now: float) -> None:
         try:
-            prompt = tuple(self._language.prompt(ask.messages))
+            check(ask.question)
+            prompt = tuple(self._language.prompt(ask.question))
+            if not prompt:
+                raise UsageError("there is nothing to continue: the prompt is empty")
         except KafilaError as error:
             self._refuse(ask, FinishReason.ERROR, str(error))
             return
-        request = Request(ask.request, ask.asker, prompt, ask.sampling, ask.max_tokens, self._language.stop_ids)
+        question = ask.question
+        stop_ids = self._language.stop_ids
+        request = Request(ask.request, ask.asker, prompt, question.sampling, question.max_tokens, stop_ids)
         match self._scheduler.submit(request):
             case Verdict.ACCEPTED:
-                self._answers[ask.request] = _Answer(ask, self._language.stream(ask.stop), len(prompt), now)
+                self._answers[ask.request] = _Answer(ask, self._language.stream(question.stop), len(prompt), now)
                 if (place := self._scheduler.position(ask.request)) is not None:
                     self._say(ask, "", note=f"waiting: {place} in the queue")
             case Verdict.TOO_LONG:
@@ -133,6 +151,24 @@ class Head(Stage):
     def _say(self, ask: Ask, delta: str, *, finish: FinishReason | None = None, note: str = "") -> None:
         self._emit(Text(ask.request, ask.asker, delta, finish, note))
 
+    def _told_so_far(self, answer: _Answer, delta: str) -> Text:
+        """A part of an answer, with what is known of it by now."""
+        logprobs, answer.logprobs = tuple(answer.logprobs), []
+        started = answer.asked_at if answer.started_at is None else answer.started_at
+        first = started if answer.first_token_at is None else answer.first_token_at
+        return Text(
+            answer.ask.request,
+            answer.ask.asker,
+            delta,
+            prompt_tokens=answer.prompt_tokens,
+            reused_tokens=answer.reused_tokens,
+            answer_tokens=answer.answer_tokens,
+            queue_s=started - answer.asked_at,
+            prefill_s=first - started,
+            decode_s=max(answer.last_token_at - first, 0.0),
+            logprobs=logprobs,
+        )
+
     def _emit(self, text: Text) -> None:
         if text.asker == self.place.me:
             self._events.append(Said(text))
@@ -152,38 +188,30 @@ class Head(Stage):
 
     def _told(self, event: schedule.Event, now: float) -> None:
         answer = self._answers.get(event.name)
-        if answer is None or isinstance(event, Started):
+        if answer is None:
             return
-        if isinstance(event, Token):
-            self._token(answer, event.token, now)
-        else:
-            self._finished(answer, event, now)
+        match event:
+            case Started(_, reused):
+                answer.started_at, answer.reused_tokens = now, reused
+            case Token(_, token):
+                self._token(answer, token, now)
+            case Finished():
+                self._finished(answer, event)
 
     def _token(self, answer: _Answer, token: int, now: float) -> None:
         answer.answer_tokens += 1
         if answer.first_token_at is None:
             answer.first_token_at = now
-        if delta := answer.text.feed(token):
-            self._say(answer.ask, delta)
+        answer.last_token_at = now
+        if (delta := answer.text.feed(token)) or answer.logprobs:
+            self._emit(self._told_so_far(answer, delta))
         if answer.text.stopped:
             self._scheduler.cancel(answer.ask.request, FinishReason.STOP)
 
-    def _finished(self, answer: _Answer, event: Finished, now: float) -> None:
+    def _finished(self, answer: _Answer, event: Finished) -> None:
         del self._answers[event.name]
-        first = now if answer.first_token_at is None else answer.first_token_at
-        self._emit(
-            Text(
-                answer.ask.request,
-                answer.ask.asker,
-                answer.text.finish(),
-                event.reason,
-                "the session's context is full" if event.reason is FinishReason.CONTEXT else "",
-                answer.prompt_tokens,
-                answer.answer_tokens,
-                first - answer.asked_at,
-                now - first,
-            )
-        )
+        note = "the session's context is full" if event.reason is FinishReason.CONTEXT else ""
+        self._emit(replace(self._told_so_far(answer, answer.text.finish()), finish=event.reason, note=note))
 
     def result(self, result: Result, now: float) -> None:
         """What the worker finished; a drawn token may end an answer and start the next batch."""
@@ -215,7 +243,8 @@ class Head(Stage):
 
     def _sample(self, circuit: _Circuit, hidden: bytes) -> None:
         batch = circuit.batch
-        self._jobs.append(Sample(batch.number, batch.segments, batch.sampling, hidden, self.place.dtype))
+        job = Sample(batch.number, batch.segments, batch.sampling, hidden, self.place.dtype, batch.histories)
+        self._jobs.append(job)
 
     def _sampled(self, result: Sampled, now: float) -> None:
         circuit = self._circuits.pop(result.batch)
@@ -226,7 +255,15 @@ class Head(Stage):
         self._events.append(done)
         if decode:
             self._lately.append((stage_s, done.circuit_s))
+        for name, logprobs in zip(self._scheduler.riders(result.batch), result.logprobs, strict=False):
+            if logprobs is not None and logprobs.token not in self._language.stop_ids and name in self._answers:
+                self._answers[name].logprobs.append(self._spelled(logprobs))
         self._scheduler.completed(result.batch, result.tokens)
+
+    def _spelled(self, logprobs: TokenLogprobs) -> SpelledLogprobs:
+        spell = self._language.spell
+        top = tuple((spell(token), logprob) for token, logprob in logprobs.top)
+        return SpelledLogprobs(spell(logprobs.token), logprobs.logprob, top)
 
     def _tell_stats(self) -> None:
         stages = zip(*(stage_s for stage_s, _ in self._lately), strict=True)

@@ -27,7 +27,9 @@ class Mailbox:
         if self._finished:
             return
         self._finished = text.finish is not None
-        self._unread = text if self._unread is None else replace(text, delta=self._unread.delta + text.delta)
+        if (before := self._unread) is not None:
+            text = replace(text, delta=before.delta + text.delta, logprobs=before.logprobs + text.logprobs)
+        self._unread = text
         self._something.set()
 
     def __aiter__(self) -> Mailbox:

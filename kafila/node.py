@@ -10,7 +10,6 @@ measuring, loading) is the backend's, and tasks of the node's nursery wait for i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -46,7 +45,7 @@ from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringview import ring_table
 from kafila.settings import HostSettings, NodeSettings
 from kafila.trace import Recorder
-from kafila.types import Address, NodeId, Sampling
+from kafila.types import Address, NodeId, Question
 
 LEFT = "left"
 """What a link is closed with by a member that goes of its own will; any other reason is why the session is over."""
@@ -327,13 +326,14 @@ class Node:
 
     # -- what the prompt asks -----------------------------------------------------------------------------------------
 
-    def answer(
-        self, messages: Sequence[tuple[str, str]], sampling: Sampling, max_tokens: int
-    ) -> AbstractAsyncContextManager[Mailbox]:
-        """Ask the ring; the answer's parts as they come. Leaving the context early cancels the answer."""
+    def answer(self, question: Question) -> AbstractAsyncContextManager[Mailbox]:
+        """Ask the ring; the answer's parts as they come. Leaving the context early cancels the answer.
+
+        Raises SessionError before the session serves; entering raises UsageError for a question that cannot be meant.
+        """
         if self._formation is None or self._formation.build is None:
             raise SessionError("the session does not serve yet: ask again when it does")
-        return self._formation.build.serving.answer(messages, sampling, max_tokens)
+        return self._formation.build.serving.answer(question)
 
     def describe_ring(self) -> str:
         """The ring as a table for a person."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -13,7 +13,7 @@ import trio
 from kafila.console import Console
 from kafila.lines import Lines
 from kafila.ring.frames import Text
-from kafila.types import FinishReason, Sampling
+from kafila.types import FinishReason, Message, Question, Sampling
 
 HELP = """\
 type a question and press Enter; Ctrl-C stops an answer, Ctrl-D leaves
@@ -26,9 +26,7 @@ type a question and press Enter; Ctrl-C stops an answer, Ctrl-D leaves
 class Asker(Protocol):
     """What the prompt needs of a node."""
 
-    def answer(
-        self, messages: Sequence[tuple[str, str]], sampling: Sampling, max_tokens: int
-    ) -> AbstractAsyncContextManager[AsyncIterator[Text]]:
+    def answer(self, question: Question) -> AbstractAsyncContextManager[AsyncIterator[Text]]:
         """Ask the ring; leaving the context early cancels the answer."""
         ...
 
@@ -47,7 +45,7 @@ class Chat:
     sampling: Sampling
     max_tokens: int = 0
     remember: bool = True
-    messages: list[tuple[str, str]] = field(default_factory=list)
+    messages: tuple[Message, ...] = ()
     _answering: trio.CancelScope | None = None
 
     async def run(self, lines: Lines) -> None:
@@ -71,7 +69,7 @@ class Chat:
             case "/ring":
                 self.write(self.node.describe_ring() + "\n")
             case "/reset":
-                self.messages.clear()
+                self.messages = ()
                 self.console.status("the conversation is forgotten")
             case "/help":
                 self.write(HELP + "\n")
@@ -82,11 +80,11 @@ class Chat:
         return ""
 
     async def _question(self, question: str) -> None:
-        asked = [*self.messages, ("user", question)]
+        asked = (*self.messages, Message("user", question))
         shown: list[str] = []
         last: Text | None = None
         with trio.CancelScope() as self._answering:
-            async with self.node.answer(asked, self.sampling, self.max_tokens) as texts:
+            async with self.node.answer(Question(asked, None, self.sampling, self.max_tokens)) as texts:
                 async for text in texts:
                     if text.note and text.finish is None:
                         self.console.status(text.note)
@@ -98,7 +96,7 @@ class Chat:
         self.write("\n")
         self._tell_end(last, stopped)
         if self.remember and shown and not (last is not None and last.finish is FinishReason.ERROR):
-            self.messages = [*asked, ("assistant", "".join(shown))]
+            self.messages = (*asked, Message("assistant", "".join(shown)))
 
     def _tell_end(self, last: Text | None, stopped: bool) -> None:
         if stopped:
@@ -111,9 +109,8 @@ class Chat:
             self.console.error(last.note or last.finish.value)
         elif last.decode_s > 0 and last.answer_tokens > 1:
             rate = (last.answer_tokens - 1) / last.decode_s
-            self.console.status(
-                f"{last.answer_tokens} tokens, {rate:.1f} a second, the first after {_short(last.prefill_s)}"
-            )
+            first = _short(last.queue_s + last.prefill_s)
+            self.console.status(f"{last.answer_tokens} tokens, {rate:.1f} a second, the first after {first}")
 
 
 def _short(duration_s: float) -> str:

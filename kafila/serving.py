@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -13,12 +13,13 @@ from kafila.errors import DeviceError
 from kafila.head import Head
 from kafila.mailbox import Mailbox
 from kafila.mesh import Mesh
+from kafila.question import check
 from kafila.ring.agreement import ModelOffer
 from kafila.ring.frames import Ask, Stats, Text
 from kafila.serve import BatchDone, Broken, Event, Lately, Place, Said, Stage
 from kafila.shard.worker import Failed, Loaded, Result
 from kafila.trace import Recorder
-from kafila.types import FinishReason, NodeId, Sampling
+from kafila.types import FinishReason, NodeId, Question
 
 
 class ServingRing:
@@ -119,18 +120,19 @@ class ServingRing:
                 self._recorder.record("batch", trio.current_time(), _batch_facts(event))
 
     @asynccontextmanager
-    async def answer(
-        self, messages: Sequence[tuple[str, str]], sampling: Sampling, max_tokens: int
-    ) -> AsyncIterator[Mailbox]:
-        """Ask the ring; the answer's parts as they come. Leaving early cancels it: its slot is free in a circuit."""
+    async def answer(self, question: Question) -> AsyncIterator[Mailbox]:
+        """Ask the ring; the answer's parts as they come. Leaving early cancels it: its slot is free in a circuit.
+
+        Raises UsageError for a question that cannot be meant, DeviceError before this member serves.
+        """
+        check(question)
         await trio.lowlevel.checkpoint()
         stage = self._stage
         if stage is None:
             raise DeviceError("this member is still loading its share of the model: ask again when it serves")
         request = f"{self._place.me.hex()}-{next(self._numbers)}"
         mailbox = self._mailboxes[request] = Mailbox()
-        ask = Ask(request, self._place.me, tuple(messages), sampling, max_tokens)
-        stage.ask(ask, trio.current_time())
+        stage.ask(Ask(request, self._place.me, question), trio.current_time())
         self._poke()
         try:
             yield mailbox
@@ -151,7 +153,9 @@ def _answer_facts(text: Text) -> dict[str, object]:
         "finish": text.finish.value if text.finish else "",
         "prompt_tokens": text.prompt_tokens,
         "answer_tokens": text.answer_tokens,
-        "first_token_s": round(text.prefill_s, 6),
+        "reused_tokens": text.reused_tokens,
+        "first_token_s": round(text.queue_s + text.prefill_s, 6),
+        "queue_s": round(text.queue_s, 6),
         "rest_s": round(text.decode_s, 6),
     }
 

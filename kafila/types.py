@@ -5,7 +5,7 @@ A room (``nat``, ``ring``, ``plan``, ``shard``) never imports another; what they
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, NewType
 
@@ -128,6 +128,75 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that prompt or answer hold, multiplies the negative ones; 1: off."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that the answer holds."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token once for each time that the answer holds it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    logprobs: int = 0
+    """How many of the likeliest tokens are reported with every token, itself besides; 0: none is."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on which tokens came before."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+class History(NamedTuple):
+    """The tokens of a request before the one that is drawn."""
+
+    prompt: tuple[int, ...] = ()
+    answer: tuple[int, ...] = ()
+
+
+class TokenLogprobs(NamedTuple):
+    """A drawn token and the likeliest tokens in its place, likeliest first, with natural logarithms of what the model
+    itself gives them: before temperature, penalties and limits."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class SpelledLogprobs(NamedTuple):
+    """:class:`TokenLogprobs` with the bytes that tokens add to a text in the place of ids; a token may hold a part of
+    a character."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+    extra: str = ""
+    """JSON object of whatever else the checkpoint's template reads of a turn: ``tool_calls``, ``tool_call_id``,
+    ``name``, ``reasoning_content``. Empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What somebody asks of a session: a conversation, or a text to continue. :mod:`kafila.question` checks it."""
+
+    messages: tuple[Message, ...] = ()
+    """Oldest first; the answer is the next turn."""
+    prompt: str | None = None
+    """A text to continue as it is, special tokens in it being such, without the chat template; then no messages."""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 0
+    """0: until the model stops or the context is full."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these."""
+    tools: str = ""
+    """JSON list of the tools that the chat template tells the model of, as OpenAI writes them. Empty: none."""
+    template_options: str = ""
+    """JSON object of variables for the chat template (``enable_thinking`` and the like). Empty: none."""
 
 
 class FinishReason(Enum):

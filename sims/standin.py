@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kafila.errors import ModelError
 from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled
-from kafila.types import Sampling, Segment
+from kafila.types import Question, Sampling, Segment
 
 PRIME = 1_048_573
 """The largest prime below 2**20: sums stay exact in a float32."""
@@ -109,10 +109,14 @@ class Letters:
 
     stop_ids = frozenset({STOP_ID})
 
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        if not messages:
+    def prompt(self, question: Question) -> list[int]:
+        words = [word for message in question.messages for word in message.content.split()]
+        if not words:
             raise ModelError("nothing was asked")
-        return [WORDS.index(word) for _, content in messages for word in content.split()]
+        return [WORDS.index(word) for word in words]
+
+    def spell(self, token: int) -> bytes:
+        return WORDS[token].encode()
 
     def stream(self, stop: Sequence[str]) -> LetterStream:
         return LetterStream(set(stop))

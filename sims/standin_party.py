@@ -14,13 +14,14 @@ from kafila.head import Language
 from kafila.net import Network
 from kafila.node import Node, run_node
 from kafila.planning import Wishes
+from kafila.question import conversation
 from kafila.reachability import Routers
 from kafila.ring.agreement import ModelOffer
 from kafila.ring.frames import Text
 from kafila.ring.invite import HostPort, SessionCode, parse_code
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
 from kafila.shard.worker import Job, Loaded, Result
-from kafila.types import Capability, ModelManifest, Sampling
+from kafila.types import Capability, ModelManifest, Question, Sampling
 from sims.net import Machine
 from sims.standin import WORDS, Letters, StandInShard, solo_tokens
 
@@ -193,7 +194,8 @@ class Guest:
         await self.serving.wait()
         if self.node is None:
             raise RuntimeError(f"{self.name} has never served")
-        async with self.node.answer([("user", words)], sampling, max_tokens) as texts:
+        question = Question(conversation(("user", words)), None, sampling, max_tokens)
+        async with self.node.answer(question) as texts:
             return [text async for text in texts]
 
 

@@ -23,9 +23,10 @@ from kafila.errors import (
     UnknownSession,
     WrongSecret,
 )
+from kafila.question import conversation
 from kafila.rendezvous_service import rendezvous
 from kafila.ring.invite import HostPort, SessionCode, parse_code
-from kafila.types import FinishReason, Sampling
+from kafila.types import FinishReason, Question
 from sims.net import Machine
 from sims.topology import VirtualNetwork
 from tests.party import Guest, Party, answer_of, solo
@@ -114,7 +115,7 @@ async def test_leaving_an_answer_early_cancels_it(autojump_clock: MockClock) -> 
         guests = await w.form(2)
         node = guests[1].node
         assert node is not None
-        async with node.answer([("user", QUESTION)], sampling=Sampling(), max_tokens=0) as texts:
+        async with node.answer(Question(conversation(("user", QUESTION)))) as texts:
             async for _ in texts:
                 break
         assert await answer_of(guests[0], QUESTION) == solo(QUESTION, firsts(guests))
@@ -155,7 +156,7 @@ async def test_a_member_that_dies_mid_answer_is_named_and_the_asker_keeps_its_te
         async def ask() -> None:
             node = guests[1].node
             assert node is not None
-            async with node.answer([("user", LONG)], Sampling(), 0) as texts:
+            async with node.answer(Question(conversation(("user", LONG)))) as texts:
                 async for text in texts:
                     parts.append(text.delta)
                     finish.append(text.finish)

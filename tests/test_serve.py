@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kafila.errors import DeviceError
 from kafila.head import Head
+from kafila.question import conversation
 from kafila.ring.frames import (
     Activation,
     Ask,
@@ -23,7 +24,7 @@ from kafila.ring.frames import (
 )
 from kafila.serve import BatchDone, Broken, Lately, Place, Said, Send, Stage
 from kafila.shard.worker import Failed, Forwarded
-from kafila.types import FinishReason, NodeId, Sampling, Segment
+from kafila.types import FinishReason, NodeId, Question, Sampling, Segment
 from tests.standin import WORDS, Letters, StandInShard, solo_tokens
 
 CONTEXT = 40
@@ -98,7 +99,8 @@ class Ring:
 
 
 def ask(n: int, asker: int, words: str, **options: object) -> Ask:
-    return Ask(f"{asker}-{n}", node(asker), (("user", words),), **options)  # type: ignore[arg-type]  # test shorthand
+    question = Question(conversation(("user", words)), **options)  # type: ignore[arg-type]  # test shorthand
+    return Ask(f"{asker}-{n}", node(asker), question)
 
 
 def solo(words: str, members: int, sampling: Sampling, max_tokens: int) -> str:
@@ -182,7 +184,7 @@ def test_a_conversation_longer_than_the_context_is_refused_in_words() -> None:
 
 def test_what_the_template_refuses_is_told_to_the_asker() -> None:
     ring = Ring(2)
-    ring.stages[1].ask(Ask("1-0", node(1), ()), 0.0)
+    ring.stages[1].ask(ask(0, 1, ""), 0.0)
     ring.run()
     assert ring.texts["1-0"][0].note == "nothing was asked"
 
@@ -223,7 +225,7 @@ FRAME = Activation(1, 0, "float32", 1, (Segment(0, 0, 1, True),), bytes(4))
         (True, encode_activation(Activation(1, 0, "float32", 1, (Segment(SLOTS, 0, 1, True),), bytes(4)))),
         (True, encode_activation(Activation(1, 0, "float32", 1, (Segment(0, CONTEXT, 1, True),), bytes(4)))),
         (False, encode_control(Text("x", NodeId(b"stranger"), "hello"))),
-        (False, encode_control(Ask("x", NodeId(b"stranger"), ()))),
+        (False, encode_control(Ask("x", NodeId(b"stranger"), Question()))),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1])

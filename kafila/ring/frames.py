@@ -15,12 +15,12 @@ says, or that names no rows, is refused where it enters: what comes in over a li
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kafila.errors import ProtocolError
 from kafila.ring import records
-from kafila.types import FinishReason, NodeId, Sampling, Segment
+from kafila.types import FinishReason, NodeId, Question, Segment, SpelledLogprobs
 
 _ACTIVATION = 0x01
 _CONTROL = 0x02
@@ -62,17 +62,12 @@ class Ask:
     kind: ClassVar[str] = "ask"
     request: str
     asker: NodeId
-    messages: tuple[tuple[str, str], ...]
-    """(role, content) pairs of the conversation, oldest first."""
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 0
-    """0: until the model stops or the context is full."""
-    stop: tuple[str, ...] = ()
+    question: Question
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Part of an answer on its way to its asker; the last one has a ``finish``."""
+    """Part of an answer on its way to its asker; the last one has a ``finish``, and the counts and times in full."""
 
     kind: ClassVar[str] = "text"
     request: str
@@ -82,9 +77,19 @@ class Text:
     note: str = ""
     """For people: why the answer ended as it did, or the asker's place in the queue."""
     prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Tokens at the front of the prompt that were in the cache already."""
     answer_tokens: int = 0
+    """So far, the one that ended the answer left out."""
+    queue_s: float = 0.0
+    """From the question to its place in the cache."""
     prefill_s: float = 0.0
+    """From there to the first token."""
     decode_s: float = 0.0
+    """From the first token to the last."""
+    logprobs: tuple[SpelledLogprobs, ...] = ()
+    """Of the tokens behind ``delta``, where they were asked for. A token whose text is still withheld (part of a
+    character, perhaps of a stop string) may come before its text."""
 
 
 @dataclass(frozen=True, slots=True)

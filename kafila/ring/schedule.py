@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kafila.types import FinishReason, NodeId, Sampling, Segment
+from kafila.types import FinishReason, History, NodeId, Sampling, Segment
 
 PREFILL_CHUNK_TOKENS = 256
 """A chunk long enough that its matrix work dominates its overhead, short enough that a running answer waits for one
@@ -53,6 +53,9 @@ class Batch:
     segments: tuple[Segment, ...]
     tokens: tuple[int, ...]
     sampling: tuple[Sampling, ...]
+    histories: tuple[History, ...] = ()
+    """The tokens before the one to be drawn, beside each segment, empty where its draw does not look back; no entries
+    where none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,11 @@ class _Running:
     @property
     def answered(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def history(self) -> History:
+        prompt = self.request.prompt
+        return History(prompt, tuple(self.tokens[len(prompt) :]))
 
     @property
     def left(self) -> int:
@@ -209,7 +217,12 @@ class Scheduler:
         number = self._next_number
         self._next_number += 1
         self._in_flight[number] = riders
-        return Batch(number, tuple(segments), tuple(tokens), tuple(running.request.sampling for running, _ in parts))
+        sampling = tuple(running.request.sampling for running, _ in parts)
+        return Batch(number, tuple(segments), tuple(tokens), sampling, _histories(riders))
+
+    def riders(self, number: int) -> tuple[str, ...]:
+        """The requests in batch ``number``, by segment; none when it is not on its way."""
+        return tuple(running.request.name for running, _ in self._in_flight.get(number, ()))
 
     def completed(self, number: int, tokens: Sequence[int | None]) -> None:
         """Batch ``number`` is back with one entry a segment: the sampled token, or None where none was asked for.
@@ -263,6 +276,15 @@ class Scheduler:
     def next_event(self) -> Event | None:
         """What happened, in order; None when all is told."""
         return self._events.popleft() if self._events else None
+
+
+def _histories(riders: Sequence[tuple[_Running, bool]]) -> tuple[History, ...]:
+    """What each rider's draw looks back at: its own tokens and nobody else's."""
+    if not any(wanted and running.request.sampling.looks_back for running, wanted in riders):
+        return ()
+    return tuple(
+        running.history if wanted and running.request.sampling.looks_back else History() for running, wanted in riders
+    )
 
 
 def _reusable(slot: _Slot, request: Request) -> int:

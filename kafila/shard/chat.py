@@ -19,6 +19,7 @@ from kafila.shard.detokenize import Detokenizer, Pieces
 from kafila.shard.specials import Specials
 from kafila.shard.stops import StopMatcher
 from kafila.shard.template import ChatTemplate
+from kafila.types import Question
 
 Message = Mapping[str, Any]
 """JSON: ``role``, ``content``, and whatever else the checkpoint's template reads (tool calls, reasoning)."""
@@ -84,9 +85,26 @@ class ChatFormat:
         named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
         return cls(_load_tokenizer(folder / "tokenizer.json"), templates, named, eos)
 
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """`encode` for plain conversations: (role, text) pairs, up to the place where the answer begins."""
-        return self.encode([{"role": role, "content": content} for role, content in messages])
+    def prompt(self, question: Question) -> list[int]:
+        """What a question's answer follows: its conversation as `encode` renders it, or its text as it is.
+
+        Raises what `encode` raises.
+        """
+        if question.prompt is not None:
+            # With what the tokenizer puts before every text; special tokens that are spelled out are meant here.
+            return list(self.tokenizer.encode(question.prompt).ids)
+        return self.encode(
+            [
+                {"role": message.role, "content": message.content, **json.loads(message.extra or "{}")}
+                for message in question.messages
+            ],
+            tools=json.loads(question.tools or "null"),
+            variables=json.loads(question.template_options or "{}"),
+        )
+
+    def spell(self, token: int) -> bytes:
+        """The bytes that a token adds to a text; a special token, which adds none, is spelled by its name."""
+        return self.pieces.of(token) or (self.tokenizer.id_to_token(token) or "").encode()
 
     def encode(
         self,

@@ -5,8 +5,9 @@ x + o(attention(qkv(norm(x))))   then   x + down(silu_gate(up_gate(norm(x))))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from kafila.errors import DeviceError, ProtocolError
@@ -14,8 +15,9 @@ from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.manifest import DTYPE_BYTES
 from kafila.shard.ops import AttentionShape, BlockWeights, HeadWeights, Ops, Placement, rope_frequencies
-from kafila.shard.sample import draw
-from kafila.types import BlockRange, Sampling, Segment
+from kafila.shard.sample import draw_all
+from kafila.shard.worker import Draws
+from kafila.types import BlockRange, History, Sampling, Segment
 
 T = TypeVar("T")
 
@@ -83,30 +85,27 @@ class Shard(Generic[T]):
             return self._ops.to_bytes(x, dtype)
 
     def sample(
-        self, segments: Sequence[Segment], sampling: Sequence[Sampling], hidden: bytes, dtype: str
-    ) -> tuple[int | None, ...]:
+        self,
+        segments: Sequence[Segment],
+        sampling: Sequence[Sampling],
+        hidden: bytes,
+        dtype: str,
+        histories: Sequence[History] = (),
+    ) -> Draws:
         """Draw a token after each segment that wants one; None for the others.
 
         ``hidden`` has the segments' rows after the model's last block. Only the rows drawn from go through the
-        unembedding.
+        unembedding. ``histories`` has one entry a segment, or none where no draw looks back.
         """
         head = self._need_head()
-        last, rows, wanted = -1, [], []
-        for segment, how in zip(segments, sampling, strict=True):
-            last += segment.length
-            if segment.sample:
-                rows.append(last)
-                wanted.append((segment, how))
+        rows = [end - 1 for end, segment in zip(_ends(segments), segments, strict=True) if segment.sample]
         if not rows:
-            return (None,) * len(segments)
+            return Draws((None,) * len(segments))
         ops = self._ops
         with ops.scope():
             x = ops.take_rows(self._rows(segments, hidden, dtype), rows)
             logits = ops.to_numpy(head.unembedding(ops.rms_norm(x, head.norm)))
-        drawn = iter(
-            draw(row, how, segment.start + segment.length) for row, (segment, how) in zip(logits, wanted, strict=True)
-        )
-        return tuple(next(drawn) if segment.sample else None for segment in segments)
+        return draw_all(logits, segments, sampling, histories)
 
     def _run(self, x: T, placement: Placement[T]) -> T:
         run: Callable[[T, T, Placement[T]], T]
@@ -140,3 +139,8 @@ class Shard(Generic[T]):
         if self.head is None:
             raise ProtocolError("a batch came that only the head can do")
         return self.head
+
+
+def _ends(segments: Sequence[Segment]) -> Iterable[int]:
+    """The row after each segment's last."""
+    return accumulate(segment.length for segment in segments)

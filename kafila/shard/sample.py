@@ -6,28 +6,56 @@ answer does not depend on what else shares its batch, and drawing a position aga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from kafila.errors import DeviceError
-from kafila.types import Sampling
+from kafila.shard.worker import Draws
+from kafila.types import History, Sampling, Segment, TokenLogprobs
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
 Probabilities = npt.NDArray[np.float64]
 
+NO_HISTORY = History()
+LEAST_LOGPROB = -9999.0
+"""Stands for a probability of 0, which has no logarithm that JSON can write; OpenAI's interface writes the same."""
 _STREAM = 0x6B6166696C61
 """The second word of the generator's key ("kafila" in ASCII): our draws are no other program's for the same seed."""
 
 
-def draw(logits: Logits, sampling: Sampling, position: int) -> int:
+def draw_all(
+    logits: Logits, segments: Sequence[Segment], sampling: Sequence[Sampling], histories: Sequence[History] = ()
+) -> Draws:
+    """A token after each segment that wants one, from ``logits`` of shape (segments that want one, vocab)."""
+    tokens: list[int | None] = []
+    logprobs: list[TokenLogprobs | None] = []
+    rows = iter(logits)
+    for at, (segment, how) in enumerate(zip(segments, sampling, strict=True)):
+        if not segment.sample:
+            tokens.append(None)
+            logprobs.append(None)
+            continue
+        row = next(rows)
+        token = draw(row, how, segment.start + segment.length, histories[at] if histories else NO_HISTORY)
+        tokens.append(token)
+        logprobs.append(logprobs_of(row, token, how.logprobs) if how.logprobs else None)
+    return Draws(tuple(tokens), tuple(logprobs) if any(logprobs) else ())
+
+
+def draw(logits: Logits, sampling: Sampling, position: int, history: History = NO_HISTORY) -> int:
     """The token for ``position`` (tokens before it in its sequence, at least 0), from ``logits`` of shape (vocab,).
 
-    Temperature 0 takes the largest logit, the lowest id where several are largest. Raises `DeviceError` where the
-    largest logit is not a finite number, which only a fault in the model's arithmetic produces.
+    Penalties and biases come first. Temperature 0 then takes the largest logit, the lowest id where several are
+    largest. Raises `DeviceError` where the largest logit is not a finite number, which only a fault in the model's
+    arithmetic produces.
     """
     if not np.isfinite(np.max(logits)):
         raise DeviceError("the model's output is not a number: its weights or a member's device are faulty")
+    if sampling.looks_back or sampling.logit_bias:
+        logits = adjusted(logits, sampling, history)
     if sampling.temperature <= 0:
         return int(np.argmax(logits))
     ids, probabilities = distribution(logits, sampling)
@@ -36,6 +64,37 @@ def draw(logits: Logits, sampling: Sampling, position: int) -> int:
     total = cumulative[-1]
     point = min(uniform(sampling.seed, position) * total, np.nextafter(total, 0))
     return int(ids[np.searchsorted(cumulative, point, side="right")])
+
+
+def adjusted(logits: Logits, sampling: Sampling, history: History) -> Logits:
+    """A copy of ``logits`` with penalties and biases; ids beyond the vocabulary are passed over.
+
+    The repetition penalty is that of Keskar et al. (CTRL, 2019) as Hugging Face applies it, to prompt and answer alike;
+    presence and frequency penalties are OpenAI's, which count the answer alone.
+    """
+    logits = logits.copy()
+    if sampling.repetition_penalty != 1:
+        seen = _known(np.unique(np.array(history.prompt + history.answer, dtype=np.intp)), logits)
+        penalty = np.float32(sampling.repetition_penalty)
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        ids, counts = np.unique(np.array(history.answer, dtype=np.intp), return_counts=True)
+        ids, counts = _known(ids, logits), counts[ids < len(logits)]
+        logits[ids] -= (sampling.presence_penalty + sampling.frequency_penalty * counts).astype(np.float32)
+    for token, bias in sampling.logit_bias:
+        if 0 <= token < len(logits):
+            logits[token] += np.float32(bias)
+    return logits
+
+
+def logprobs_of(logits: Logits, token: int, count: int) -> TokenLogprobs:
+    """``token`` and the ``count`` likeliest tokens, lowest ids first among equals, by the model's own ``logits``."""
+    shifted = logits.astype(np.float64) - np.max(logits)
+    logprobs = shifted - np.log(np.sum(np.exp(shifted)))
+    likeliest = _top_k(logits, count)
+    likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")]
+    top = tuple((int(i), max(float(logprobs[i]), LEAST_LOGPROB)) for i in likeliest)
+    return TokenLogprobs(token, max(float(logprobs[token]), LEAST_LOGPROB), top)
 
 
 def distribution(logits: Logits, sampling: Sampling) -> tuple[Ids, Probabilities]:
@@ -61,6 +120,10 @@ def uniform(seed: int, position: int) -> float:
     # The lowest word counts blocks within a position, so that no two positions ever share a block.
     counter = np.array([0, position & word_mask, 0, 0], dtype=np.uint64)
     return float(int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) * 2.0**-53
+
+
+def _known(ids: Ids, logits: Logits) -> Ids:
+    return ids[ids < len(logits)]
 
 
 def _only(chosen: Ids, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:

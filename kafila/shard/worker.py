@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kafila.errors import DeviceError, KafilaError, ModelError, ProtocolError
-from kafila.types import Sampling, Segment
+from kafila.types import History, Sampling, Segment, TokenLogprobs
 
 STOP_WITHIN_S = 1.0
 """How long `ShardWorker.stop` waits. A stage notices between blocks; what is longer than that is left to a daemon
@@ -49,6 +49,8 @@ class Sample:
     sampling: tuple[Sampling, ...]
     hidden: bytes
     dtype: str
+    histories: tuple[History, ...] = ()
+    """One entry a segment, empty where the draw does not look back; no entries: none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Sampled:
     batch: int
     tokens: tuple[int | None, ...]
     stage_s: float
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One entry a segment, None where none were asked for; no entries: nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,13 @@ class Failed:
     batch: int | None
     """None: the shard could not be loaded, and the thread has ended."""
     error: KafilaError
+
+
+class Draws(NamedTuple):
+    """What `Stage.sample` returns: the fields of `Sampled`."""
+
+    tokens: tuple[int | None, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 Job = Forward | Sample
@@ -108,8 +119,13 @@ class Stage(Protocol):
         ...
 
     def sample(
-        self, segments: Sequence[Segment], sampling: Sequence[Sampling], hidden: bytes, dtype: str
-    ) -> tuple[int | None, ...]:
+        self,
+        segments: Sequence[Segment],
+        sampling: Sequence[Sampling],
+        hidden: bytes,
+        dtype: str,
+        histories: Sequence[History] = (),
+    ) -> Draws:
         """`Sample`."""
         ...
 
@@ -196,8 +212,8 @@ class ShardWorker:
             if isinstance(job, Forward):
                 hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype)
                 return Forwarded(job.batch, hidden, job.dtype, self._clock() - began)
-            tokens = stage.sample(job.segments, job.sampling, job.hidden, job.dtype)
-            return Sampled(job.batch, tokens, self._clock() - began)
+            draws = stage.sample(job.segments, job.sampling, job.hidden, job.dtype, job.histories)
+            return Sampled(job.batch, draws.tokens, self._clock() - began, draws.logprobs)
         except (KafilaError, *DEVICE_FAULTS) as error:
             return Failed(job.batch, self._explain(error, f"batch {job.batch}"))
 

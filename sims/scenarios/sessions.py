@@ -11,8 +11,9 @@ from typing import Any
 import trio
 
 from kafila.errors import KafilaError
+from kafila.question import conversation
 from kafila.ring.invite import HostPort, SessionCode
-from kafila.types import Sampling
+from kafila.types import Question
 from sims.net import Machine
 from sims.packet import is_v6
 from sims.scenarios.scenario import Figures, Outcome, Scenario, Target, Unmet, expect
@@ -86,7 +87,7 @@ class Session:
         expect(guest.node is not None and not guest.ended.is_set(), f"{guest.name} has ended: {guest.error}")
         text, heard, longest = "", trio.current_time(), 0.0
         if guest.node is not None:
-            async with guest.node.answer([("user", question)], Sampling(), 0) as parts:
+            async with guest.node.answer(Question(conversation(("user", question)))) as parts:
                 async for part in parts:
                     now = trio.current_time()
                     text, heard, longest = text + part.delta, now, max(longest, now - heard)

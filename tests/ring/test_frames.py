@@ -20,13 +20,37 @@ from kafila.ring.frames import (
     encode_activation,
     encode_control,
 )
-from kafila.types import FinishReason, NodeId, Sampling, Segment
+from kafila.types import FinishReason, Message, NodeId, Question, Sampling, Segment, SpelledLogprobs
 
 node_ids = st.binary(min_size=8, max_size=8).map(NodeId)
 counts = st.integers(0, 2**31)
 seconds = st.floats(0, 1e6)
 segments = st.builds(Segment, st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(1, 6), st.booleans())
-samplings = st.builds(Sampling, seconds, counts, seconds, seconds, counts)
+samplings = st.builds(
+    Sampling,
+    seconds,
+    counts,
+    seconds,
+    seconds,
+    counts,
+    seconds,
+    seconds,
+    seconds,
+    st.lists(st.tuples(counts, seconds), max_size=3).map(tuple),
+    counts,
+)
+questions = st.builds(
+    Question,
+    st.lists(st.builds(Message, st.text(), st.text(), st.text()), max_size=3).map(tuple),
+    st.none() | st.text(),
+    samplings,
+    counts,
+    st.lists(st.text(), max_size=3).map(tuple),
+    st.text(),
+    st.text(),
+)
+tops = st.lists(st.tuples(st.binary(max_size=4), seconds), max_size=3).map(tuple)
+logprobs = st.lists(st.builds(SpelledLogprobs, st.binary(max_size=4), seconds, tops), max_size=3).map(tuple)
 
 
 @st.composite
@@ -51,10 +75,7 @@ controls: st.SearchStrategy[Control] = st.one_of(
         Ask,
         st.text(),
         node_ids,
-        st.lists(st.tuples(st.text(), st.text())).map(tuple),
-        samplings,
-        counts,
-        st.lists(st.text()).map(tuple),
+        questions,
     ),
     st.builds(
         Text,
@@ -65,8 +86,11 @@ controls: st.SearchStrategy[Control] = st.one_of(
         st.text(),
         counts,
         counts,
+        counts,
         seconds,
         seconds,
+        seconds,
+        logprobs,
     ),
     st.builds(Cancel, st.text(), node_ids),
     st.builds(Stats, node_ids, st.lists(seconds).map(tuple), seconds),

@@ -51,7 +51,7 @@ class LocalRing:
     ) -> tuple[int | None, ...]:
         """Once round, and a token for each segment that wants one."""
         hidden = self.forward(segments, tokens)
-        return self.shards[0].sample(segments, [sampling] * len(segments), hidden, self.dtype)
+        return self.shards[0].sample(segments, [sampling] * len(segments), hidden, self.dtype).tokens
 
     def prefill(self, prompt: Sequence[int], *, slot: int = 0, chunk: int | None = None) -> int:
         """The prompt in chunks of ``chunk`` tokens (None: one), and the first token of the answer."""

@@ -13,7 +13,9 @@ from tokenizers import Tokenizer, decoders, processors
 
 from kafila.demo import default_folder
 from kafila.errors import ModelError, ModelIncomplete, UnsupportedModel, UsageError
+from kafila.question import conversation
 from kafila.shard.chat import ChatFormat, Message
+from kafila.types import Question
 from tests.shard.tokenizers_for_tests import byte_fallback, byte_level, id_of, words
 
 CHATML = (
@@ -117,7 +119,7 @@ def test_the_demonstration_model() -> None:
 
 def test_pairs_are_messages(tmp_path: Path) -> None:
     chat = ChatFormat.load(checkpoint(tmp_path), clock)
-    assert chat.prompt([("system", "be brief"), ("user", "hello")]) == chat.encode(SYSTEM)
+    assert chat.prompt(Question(conversation(("system", "be brief"), ("user", "hello")))) == chat.encode(SYSTEM)
 
 
 def test_only_the_template_writes_the_first_token(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from kafila.errors import DeviceError, KafilaError, ModelIncomplete, ProtocolErr
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.worker import Failed, Forward, Forwarded, Loaded, Result, Sample, Sampled, ShardWorker, Stage
-from kafila.types import BlockRange, Sampling, Segment
+from kafila.shard.worker import Draws, Failed, Forward, Forwarded, Loaded, Result, Sample, Sampled, ShardWorker, Stage
+from kafila.types import BlockRange, History, Sampling, Segment
 from tests.shard.checkpoints import make_checkpoint, reference_answer
 
 ONE = (Segment(0, 0, 1, sample=True),)
@@ -57,9 +57,14 @@ class FakeStage:
         return (hidden or b"") + dtype.encode()
 
     def sample(
-        self, segments: Sequence[Segment], sampling: Sequence[Sampling], hidden: bytes, dtype: str
-    ) -> tuple[int | None, ...]:
-        return (len(hidden),)
+        self,
+        segments: Sequence[Segment],
+        sampling: Sequence[Sampling],
+        hidden: bytes,
+        dtype: str,
+        histories: Sequence[History] = (),
+    ) -> Draws:
+        return Draws((len(hidden),))
 
     def interrupt(self) -> None:
         self.interrupted = True
