@@ -63,6 +63,8 @@ class Build:
                 link_candidates(peer, self.me),
                 now,
                 same_machine=peer.machine == self.me.machine,
+                early_key=peer.early_key,
+                epoch=self.assignment.epoch,
             )
 
     def link_up(self, peer: NodeId) -> None:

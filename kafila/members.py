@@ -81,7 +81,10 @@ def reachable(candidates: Sequence[Candidate], report: NatReport | None, rtt_s: 
 def member_info(identity: Identity, name: str, machine: bytes, where: Reachable) -> MemberInfo:
     """This member, for the host."""
     shown = "".join(character for character in name if character.isprintable())[:MAX_NAME_CHARS]
-    return MemberInfo(identity.node_id, shown or "member", identity.fingerprint, (), machine).moved(where)
+    info = MemberInfo(
+        identity.node_id, shown or "member", identity.fingerprint, (), machine, early_key=identity.early.public
+    )
+    return info.moved(where)
 
 
 def report_of(info: MemberInfo) -> NatReport | None:

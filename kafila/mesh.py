@@ -1,6 +1,6 @@
 """A member's whole network stack as one sans-IO machine: the rendezvous, and a link to each peer it was told of.
 
-    datagram --classify--> the rendezvous' control connection | STUN | path message | QUIC | relay envelope
+    datagram --classify--> the rendezvous' control connection | path message | QUIC | early words
     a peer  =  PeerPaths (which way)  under  QuicConnection (what, secret and in order)
 
 QUIC begins through the relay at once, while both sides punch (DESIGN section 5). It knows nothing of addresses: what it
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kafila.errors import ProtocolError
 from kafila.nat import events as path_events
 from kafila.nat.birthday import BirthdayRole
 from kafila.nat.candidates import Candidate, canonical
@@ -23,6 +24,7 @@ from kafila.nat.paths import PeerPaths
 from kafila.nat.schedule import Randomness
 from kafila.ring import quic
 from kafila.ring.control import MemberJoined
+from kafila.ring.early import EarlyWords, Party
 from kafila.ring.identity import Identity
 from kafila.ring.quic import QuicConnection, Stream
 from kafila.ring.rendezvous_client import Event as ControlEvent
@@ -39,8 +41,8 @@ GONE_AFTER_S = 6.0
 a direct path takes to be given up for the relay."""
 GONE_WITHOUT_RENDEZVOUS_S = 30.0
 """The same while the rendezvous is away, for a relayed link can only come back with it."""
-MAX_EARLY_DATAGRAMS = 16
-"""Kept of a peer that dialled before this member was told of it: a handshake's first flight."""
+MAX_EARLY_DATAGRAMS = 32
+"""Kept of a peer that dialled before this member was told of it: a handshake's first flight, early words, and pings."""
 MAX_EXTRAS = 1024
 """Datagrams waiting for an extra socket; they are fetched with every flush, and the oldest are lost."""
 MAX_EARLY_PEERS = 64
@@ -49,7 +51,8 @@ MAX_EARLY_PEERS = 64
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The peer is authenticated; messages queued before are on their way."""
+    """The peer is authenticated; messages queued before are on their way. Its own first ones may have come before this
+    (``ring/early.py``)."""
 
     peer: NodeId
 
@@ -131,21 +134,40 @@ class Mesh:
         self._events: deque[Event] = deque()
 
     def open_link(
-        self, peer: NodeId, fingerprint: bytes, candidates: Sequence[Candidate], now: float, *, same_machine: bool
+        self,
+        peer: NodeId,
+        fingerprint: bytes,
+        candidates: Sequence[Candidate],
+        now: float,
+        *,
+        same_machine: bool,
+        early_key: bytes = b"",
+        epoch: int = 0,
     ) -> None:
         """Link with a peer, whose certificate has this fingerprint (SHA-256, 32 bytes). Opening twice is once.
 
-        The lower node id is the QUIC client, whoever dials (DESIGN section 4).
+        The lower node id is the QUIC client, whoever dials (DESIGN section 4). With the peer's ``early_key`` (X25519,
+        32 bytes) the first words of both need not wait for the handshake; ``epoch`` is that of the assignment, and the
+        same at both.
         """
         if peer in self._links:
             return
         me = self._identity.node_id
         paths = PeerPaths(me, peer, self._link_key, candidates, now, self._random, same_machine=same_machine)
         role = QuicConnection.client if me < peer else QuicConnection.server
-        connection = role(self._identity, fingerprint, now, alpn=ALPN, idle_timeout_s=2 * GONE_WITHOUT_RENDEZVOUS_S)
+        early = self._early_words(Party(fingerprint, early_key), epoch)
+        connection = role(
+            self._identity, fingerprint, now, alpn=ALPN, idle_timeout_s=2 * GONE_WITHOUT_RENDEZVOUS_S, early=early
+        )
         link = self._links[peer] = _Link(peer, paths, connection, now, now + HEARTBEAT_S)
         for datagram in self._early.pop(peer, ()):
             self._from_peer(link, datagram, None, now)
+
+    def _early_words(self, peer: Party, epoch: int) -> EarlyWords | None:
+        try:
+            return EarlyWords(self._identity.early, self._identity.fingerprint, peer, self._link_key, epoch)
+        except ProtocolError:  # it has no key, and the link does without
+            return None
 
     def peer_moved(self, peer: NodeId, candidates: Sequence[Candidate], now: float) -> None:
         """A peer is reached at other addresses now."""
@@ -204,7 +226,7 @@ class Mesh:
         if kind is Kind.PATH:
             sender = sender_of(data)
             link = None if sender is None else self._links.get(sender)
-        elif kind is Kind.QUIC:
+        elif kind in {Kind.QUIC, Kind.EARLY}:
             link = next((link for link in self._links.values() if link.paths.owns(source)), None)
         else:
             link = None
@@ -246,6 +268,8 @@ class Mesh:
             link.connection.receive([data], now)
             link.paths.data_received(source, now)
             link.heard_at = now
+        elif classify(data) is Kind.EARLY:
+            link.connection.receive_early(data)
         else:
             self.dropped += 1
         self._collect(link)

@@ -2,7 +2,7 @@
 
     00xxxxxx  STUN, when the magic cookie stands at bytes 4..8 (RFC 8489 section 5)
     x1xxxxxx  QUIC (RFC 9000 section 17: the fixed bit)
-    0x80..0xBF  Kafila's own: 0x80 relay envelope, the rest path messages
+    0x80..0xBF  Kafila's own: 0x80 relay envelope, 0x82 a link's early words, the rest path messages
 
 A relay envelope is what a member sends to the rendezvous and the rendezvous to a member: one kind byte, the other
 member's id (the addressee on the way in, the sender on the way out), then the ciphertext datagram, untouched. It is the
@@ -16,6 +16,7 @@ from enum import Enum
 from kafila.types import NODE_ID_BYTES, NodeId
 
 RELAY_KIND = 0x80
+EARLY_KIND = 0x82
 RELAY_OVERHEAD_BYTES = 1 + NODE_ID_BYTES
 STUN_MAGIC_COOKIE = b"\x21\x12\xa4\x42"
 _STUN_HEADER_BYTES = 20
@@ -27,6 +28,7 @@ class Kind(Enum):
     STUN = "stun"
     QUIC = "quic"
     PATH = "path"
+    EARLY = "early"
     RELAY = "relay"
     UNKNOWN = "unknown"
 
@@ -40,6 +42,8 @@ def classify(data: bytes) -> Kind:
         return Kind.QUIC
     if first == RELAY_KIND:
         return Kind.RELAY if len(data) > RELAY_OVERHEAD_BYTES else Kind.UNKNOWN
+    if first == EARLY_KIND:
+        return Kind.EARLY
     if first & 0x80:
         return Kind.PATH
     if len(data) >= _STUN_HEADER_BYTES and data[4:8] == STUN_MAGIC_COOKIE:

@@ -89,7 +89,10 @@ class Member:
     def open(self, peer: Member, *, fingerprint: bytes | None = None) -> None:
         candidates = [Candidate(peer.address, CandidateKind.HOST)]
         pinned = fingerprint or peer.identity.fingerprint
-        self.mesh.open_link(peer.node, pinned, candidates, self.wire.now, same_machine=False)
+        early_key = peer.identity.early.public
+        self.mesh.open_link(
+            peer.node, pinned, candidates, self.wire.now, same_machine=False, early_key=early_key, epoch=1
+        )
 
     def drain(self) -> list[Event]:
         while (event := self.mesh.next_event()) is not None:
@@ -134,7 +137,7 @@ def pair() -> Pair:
     return Pair()
 
 
-def test_a_link_carries_data_within_two_round_trips_to_the_rendezvous_even_without_a_direct_path(pair: Pair) -> None:
+def test_a_link_carries_data_within_one_round_trip_to_the_rendezvous_even_without_a_direct_path(pair: Pair) -> None:
     pair.relay_only()
     began = pair.wire.now
     pair.a.open(pair.b)
@@ -143,7 +146,8 @@ def test_a_link_carries_data_within_two_round_trips_to_the_rendezvous_even_witho
     pair.b.mesh.send(pair.a.node, b"first", bulk=False)
     assert pair.wire.run(5.0, lambda: bool(pair.a.messages() and pair.b.messages()))
     # A rendezvous round trip is two delays; a message from member to member by relay takes two as well.
-    assert pair.wire.now - began <= 4 * 2 * pair.wire.delay_s + 1e-9
+    assert pair.wire.now - began <= 2 * pair.wire.delay_s + 1e-9
+    assert pair.wire.run(1.0, pair.linked)
     assert pair.kinds() == {PathKind.RELAYED}
 
 
@@ -245,11 +249,38 @@ def test_a_rendezvous_that_restarts_leaves_a_relayed_link_standing(pair: Pair) -
     assert pair.wire.now - back_at <= 2.0
 
 
+@pytest.mark.parametrize("opens_later_s", [0.0, 0.01, 0.5])
+def test_the_first_words_take_one_trip_through_the_relay(pair: Pair, opens_later_s: float) -> None:
+    pair.relay_only()
+    pair.a.open(pair.b)
+    pair.a.mesh.send(pair.b.node, b"first", bulk=False)
+    pair.a.mesh.send(pair.b.node, bytes(5000), bulk=True)
+    pair.wire.run(opens_later_s)
+    pair.b.open(pair.a)
+    began = max(2 * pair.wire.delay_s, pair.wire.now)
+    assert pair.wire.run(1.0, lambda: len(pair.b.messages()) == 2)
+    assert pair.wire.now <= max(began, 2 * pair.wire.delay_s) + 2 * pair.wire.delay_s
+    assert not pair.b.mesh.is_linked(pair.a.node)
+    assert pair.wire.run(2.0, pair.linked)
+    pair.a.mesh.send(pair.b.node, b"more", bulk=False)
+    assert pair.wire.run(1.0, lambda: pair.b.messages()[-1] == b"more")
+    assert pair.b.messages() == [b"first", bytes(5000), b"more"]
+
+
+def test_a_link_without_the_peers_early_key_waits_for_the_handshake(pair: Pair) -> None:
+    pair.relay_only()
+    for me, peer in ((pair.a, pair.b), (pair.b, pair.a)):
+        me.mesh.open_link(peer.node, peer.identity.fingerprint, [], pair.wire.now, same_machine=False)
+        me.mesh.send(peer.node, b"first", bulk=False)
+    assert pair.wire.run(2.0, lambda: bool(pair.a.messages() and pair.b.messages()))
+    assert pair.linked()
+
+
 def test_datagrams_from_nobody_are_counted_and_dropped(pair: Pair) -> None:
     stranger = Address("198.51.100.7", 5555)
-    for data in (b"", b"\x40" + bytes(40), b"\x81" + bytes(60), b"\x80" + bytes(20), bytes(40)):
+    for data in (b"", b"\x40" + bytes(40), b"\x81" + bytes(60), b"\x80" + bytes(20), b"\x82" + bytes(60), bytes(40)):
         pair.a.mesh.receive(data, stranger, pair.wire.now)
-    assert pair.a.mesh.dropped == 5
+    assert pair.a.mesh.dropped == 6
     assert not [event for event in pair.a.drain() if isinstance(event, LinkUp | LinkDown | LinkMessage)]
 
 

@@ -35,6 +35,8 @@ class MemberInfo:
     kinds: tuple[str, ...] = ()
     """How each of ``addresses`` came to be, by its place (``kafila.nat.candidates.CandidateKind``); an address without
     one is an interface's, as in messages of older members."""
+    early_key: bytes = b""
+    """X25519, 32 bytes, for what is said before a link's handshake is done (``ring/early.py``); empty: nothing is."""
 
     def moved(self, reachable: Reachable) -> MemberInfo:
         """The same member where it is reached now."""

@@ -1,4 +1,5 @@
-"""Who a node is for one session: an Ed25519 key, a self-signed certificate for it, and their fingerprint.
+"""Who a node is for one session: an Ed25519 key, a self-signed certificate for it, their fingerprint, and an X25519 key
+for what it says before a handshake is done (``ring/early.py``).
 
 Nobody vouches for the certificate and nobody reads its names or dates: peers compare its SHA-256 with the one the
 sealed invitation channel gave them, and TLS proves that its owner holds the key (RFC 8446 section 4.4.3).
@@ -14,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from kafila.ring.early import EarlyKey
 from kafila.types import NODE_ID_BYTES, NodeId
 
 FINGERPRINT_BYTES = 32
@@ -26,10 +28,11 @@ _NOT_AFTER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One node in one session. The private key never leaves the process and is never printed."""
+    """One node in one session. The private keys never leave the process and are never printed."""
 
     certificate_der: bytes
     private_key: Ed25519PrivateKey = field(repr=False)
+    early: EarlyKey = field(default_factory=EarlyKey, repr=False, compare=False)
 
     @property
     def fingerprint(self) -> bytes:

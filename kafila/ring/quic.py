@@ -11,7 +11,8 @@ and what a path is stays below (``nat/paths.py``). When the path changes, :meth:
     any        close()                       closed           event Closed
 
 Messages given to :meth:`QuicConnection.send` before ``established`` wait here: a server could otherwise speak to a
-client that has not yet shown its certificate. Nothing of the peer's is delivered before ``established``.
+client that has not yet shown its certificate. Nothing of the peer's is delivered before ``established``, but for what
+both ends, where they have each other's keys, say early (``ring/early.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType, Qu
 from cryptography import x509
 
 from kafila.errors import ProtocolError
+from kafila.ring.early import EarlyWords
 from kafila.ring.identity import Identity, fingerprint_of
 from kafila.ring.messages import MAX_MESSAGE_BYTES, MessageReader, frame_message
 from kafila.ring.quic_core import PEER
@@ -100,7 +102,9 @@ class QuicConnection:
         now: float,
         accepted: Accept | None,
         max_message_bytes: int,
+        early: EarlyWords | None = None,
     ) -> None:
+        self._early = early
         self._configuration = configuration
         self._expected = expected_fingerprint
         self._core: FastConnection | None = None
@@ -128,13 +132,15 @@ class QuicConnection:
         alpn: str,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        early: EarlyWords | None = None,
     ) -> QuicConnection:
         """The side that speaks first. ``expected_fingerprint`` ``None``: any server will do.
 
-        A peer that announces a message over ``max_message_bytes`` is cut off.
+        A peer that announces a message over ``max_message_bytes`` is cut off. ``early`` says the first words of what is
+        sent before the connection is established.
         """
         configuration = _configuration(identity, alpn, idle_timeout_s, max_message_bytes, is_client=True)
-        return cls(configuration, expected_fingerprint, now, None, max_message_bytes)
+        return cls(configuration, expected_fingerprint, now, None, max_message_bytes, early)
 
     @classmethod
     def server(
@@ -147,13 +153,14 @@ class QuicConnection:
         accepted: Accept | None = None,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        early: EarlyWords | None = None,
     ) -> QuicConnection:
         """The side that waits. ``expected_fingerprint`` ``None``: any client that shows a certificate and has its key.
 
         ``accepted`` is what a :class:`RetryGate` said of the first datagram; without it no Retry was sent.
         """
         configuration = _configuration(identity, alpn, idle_timeout_s, max_message_bytes, is_client=False)
-        return cls(configuration, expected_fingerprint, now, accepted, max_message_bytes)
+        return cls(configuration, expected_fingerprint, now, accepted, max_message_bytes, early)
 
     @property
     def established(self) -> bool:
@@ -208,6 +215,14 @@ class QuicConnection:
             if self._core is not None and self._core.has_news:
                 self._collect(self._core)
 
+    def receive_early(self, datagram: bytes) -> None:
+        """Take a datagram of early words. Never raises; once the handshake is done it is of no use."""
+        if self._early is None or self._established or self._closed:
+            return
+        if (words := self._early.receive(datagram)) is not None:
+            number, data = words
+            self._read(*next(incoming for incoming in self._incoming.values() if incoming[0] == number), data)
+
     def handle_timer(self, now: float) -> None:
         """Call at or after :meth:`next_timer`."""
         if self._closed:
@@ -226,9 +241,11 @@ class QuicConnection:
 
     def datagrams_to_send(self, now: float) -> list[bytes]:
         """What should leave now. Call after every other method."""
-        if self._core is None:
-            return []
-        return self._core.flush(now)
+        datagrams = [] if self._core is None else self._core.flush(now)
+        if self._early is not None and not self._established:
+            # After the handshake's own: a peer that does not know us yet keeps only so many.
+            datagrams += self._early.datagrams_to_send()
+        return datagrams
 
     def next_event(self) -> Event | None:
         """The next thing that happened, or ``None``."""
@@ -246,6 +263,8 @@ class QuicConnection:
         else:
             self._held.append((stream, framed))
             self._held_bytes += len(framed)
+            if self._early is not None:
+                self._early.say(stream, framed)
 
     def ping(self) -> None:
         """Ask for an acknowledgement: keeps an idle connection open, and makes a dead one notice."""
@@ -331,6 +350,14 @@ class QuicConnection:
             self._close_core("the peer opened or ended a stream it may not")
             return
         stream, reader = incoming
+        try:
+            unsaid = data if self._early is None else self._early.confirm(stream, data)
+        except ProtocolError as error:
+            self._close_core(str(error))
+        else:
+            self._read(stream, reader, unsaid)
+
+    def _read(self, stream: Stream, reader: MessageReader, data: bytes) -> None:
         try:
             for message in reader.feed(data):
                 self._events.append(Message(stream, message))

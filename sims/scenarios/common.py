@@ -10,7 +10,7 @@ from kafila.types import Address, PathKind
 from sims.net import Machine
 from sims.scenarios.grid import DIRECT_MS, FIRST_BYTE_RTTS
 from sims.scenarios.link import Flow, Link, expect_whole
-from sims.scenarios.scenario import Figures, Outcome, Scenario, Target, Unmet, expect
+from sims.scenarios.scenario import Figures, Outcome, Scenario, Unmet, expect
 from sims.scenarios.world import RENDEZVOUS_RTT_S, World
 from sims.topology import VirtualNetwork
 
@@ -69,11 +69,7 @@ def relayed(name: str, sentence: str, place: Place, look: Look = nothing_more) -
             look(net, link)
             return Outcome({"first_byte_rtts": [min(first) / RENDEZVOUS_RTT_S]})
 
-    return Scenario(name, sentence, body, {"first_byte_rtts": RELAYED_RTTS})
-
-
-RELAYED_RTTS = Target(3.2, 3.4)
-"""Three trips of one rendezvous round trip each, and the wobble of the way there (see `first-byte-relayed`)."""
+    return Scenario(name, sentence, body, {"first_byte_rtts": FIRST_BYTE_RTTS})
 
 
 def still_direct(link: Link) -> None:

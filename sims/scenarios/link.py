@@ -97,7 +97,15 @@ class Link:
             me.tap.is_noting = True
             me.peers.append(peer.node_id)
             candidates = [*(extra_of_b if peer is self.b else ()), *peer.reach.candidates]
-            me.mesh.open_link(peer.node_id, peer.identity.fingerprint, candidates, now, same_machine=False)
+            identity = peer.identity
+            me.mesh.open_link(
+                peer.node_id,
+                identity.fingerprint,
+                candidates,
+                now,
+                same_machine=False,
+                early_key=identity.early.public,
+            )
             me.mesh.send(peer.node_id, FIRST, bulk=False)
         for me, _ in self.ends:
             me.endpoint.poke()
