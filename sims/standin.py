@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from kafila.errors import ModelError
 from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled
-from kafila.types import Question, Sampling, Segment
+from kafila.types import History, Question, Sampling, Segment, TokenLogprobs
 
 PRIME = 1_048_573
 """The largest prime below 2**20: sums stay exact in a float32."""
@@ -29,8 +29,11 @@ def unpack(data: bytes) -> list[int]:
     return [round(number) for number in struct.unpack(f"<{len(data) // 4}f", data)]
 
 
-def choose(hidden: int, sampling: Sampling, position: int) -> int:
-    """The next token: greedy depends on the hidden number alone, sampling on seed and position too."""
+def choose(hidden: int, sampling: Sampling, position: int, history: History) -> int:
+    """The next token: greedy depends on the hidden number alone, sampling on seed and position too; with a penalty, on
+    where the prompt ends and on every token of the answer."""
+    if sampling.looks_back:
+        hidden = (hidden + len(history.prompt) + sum(at * token for at, token in enumerate(history.answer, 2))) % PRIME
     if sampling.temperature == 0:
         return hidden % VOCABULARY
     return random.Random(f"{hidden} {sampling.seed} {position}").randrange(VOCABULARY)
@@ -45,7 +48,8 @@ class StandInShard:
 
     def do(self, job: Job) -> Result:
         if isinstance(job, Sample):
-            return Sampled(job.batch, self._sample(job), 1e-4)
+            tokens = self._sample(job)
+            return Sampled(job.batch, tokens, 1e-4, tuple(map(_logprobs, tokens, job.sampling)))
         rows = list(job.tokens) if job.tokens is not None else unpack(job.hidden or b"")
         return Forwarded(job.batch, pack(self._forward(job.segments, rows)), job.dtype, 1e-3)
 
@@ -66,11 +70,19 @@ class StandInShard:
         rows = unpack(job.hidden)
         tokens: list[int | None] = []
         at = 0
-        for segment, sampling in zip(job.segments, job.sampling, strict=True):
+        histories = job.histories or (History(),) * len(job.segments)
+        for segment, sampling, history in zip(job.segments, job.sampling, histories, strict=True):
             at += segment.length
             position = segment.start + segment.length
-            tokens.append(choose(rows[at - 1], sampling, position) if segment.sample else None)
+            tokens.append(choose(rows[at - 1], sampling, position, history) if segment.sample else None)
         return tuple(tokens)
+
+
+def _logprobs(token: int | None, sampling: Sampling) -> TokenLogprobs | None:
+    """As many likeliest tokens as were asked for; all numbers tell of the token alone."""
+    if token is None or not sampling.logprobs:
+        return None
+    return TokenLogprobs(token, -float(token), tuple((token, -float(n)) for n in range(sampling.logprobs)))
 
 
 def solo_tokens(
@@ -80,7 +92,7 @@ def solo_tokens(
     tokens, answer = list(prompt), list[int]()
     while True:
         shards = [StandInShard(salt) for salt in salts]
-        token = _next_token(shards, tokens, sampling)
+        token = _next_token(shards, History(tuple(prompt), tuple(answer)), sampling)
         if token == STOP_ID:
             return answer
         tokens.append(token)
@@ -89,16 +101,17 @@ def solo_tokens(
             return answer
 
 
-def _next_token(shards: Sequence[StandInShard], tokens: Sequence[int], sampling: Sampling) -> int:
-    """The token after ``tokens``, all computed anew by shards with empty caches."""
+def _next_token(shards: Sequence[StandInShard], history: History, sampling: Sampling) -> int:
+    """The token after all of ``history``, computed anew by shards with empty caches."""
+    tokens = history.prompt + history.answer
     segment = Segment(0, 0, len(tokens), True)
-    jobs = [Forward(0, (segment,), tuple(tokens), None, "float32")]
+    jobs = [Forward(0, (segment,), tokens, None, "float32")]
     for shard in shards:
         result = shard.do(jobs[-1])
         if not isinstance(result, Forwarded):
             raise TypeError("a stand-in shard answered a forward job with something else")
         jobs.append(Forward(0, (segment,), None, result.hidden, "float32"))
-    drawn = shards[0].do(Sample(0, (segment,), (sampling,), jobs[-1].hidden or b"", "float32"))
+    drawn = shards[0].do(Sample(0, (segment,), (sampling,), jobs[-1].hidden or b"", "float32", (history,)))
     if not isinstance(drawn, Sampled) or drawn.tokens[0] is None:
         raise TypeError("a stand-in shard answered a sample job with something else")
     return drawn.tokens[0]

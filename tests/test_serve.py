@@ -111,7 +111,13 @@ def solo(words: str, members: int, sampling: Sampling, max_tokens: int) -> str:
 questions = st.tuples(
     st.integers(0, 3),
     st.lists(st.sampled_from(WORDS[1:]), min_size=1, max_size=12).map(" ".join),
-    st.builds(Sampling, st.sampled_from([0.0, 1.0]), seed=st.integers(0, 5)),
+    st.builds(
+        Sampling,
+        st.sampled_from([0.0, 1.0]),
+        seed=st.integers(0, 5),
+        presence_penalty=st.sampled_from([0.0, 1.0]),
+        logprobs=st.integers(0, 2),
+    ),
     st.integers(0, 9),
 )
 
@@ -136,6 +142,9 @@ def test_every_answer_is_its_solo_answer_whatever_else_is_asked(
         request = f"{asker % members}-{n}"
         assert ring.answer(request) == solo(words, members, sampling, max_tokens)
         assert ring.finish(request) is not None
+        reported = [logprobs for text in ring.texts[request] for logprobs in text.logprobs]
+        assert "".join(one.token.decode() for one in reported) == ring.answer(request) * bool(sampling.logprobs)
+        assert all(len(one.top) == sampling.logprobs for one in reported)
 
 
 @given(st.integers(1, 3), st.integers(0, 60), st.lists(st.integers(0, 9), max_size=60))

@@ -24,23 +24,25 @@ from kafila.ring.schedule import (
     Token,
     Verdict,
 )
-from kafila.types import FinishReason, NodeId, Sampling
+from kafila.types import FinishReason, History, NodeId, Sampling
 
 STOP_ID = 0
 CONTEXT = 24
 ASKERS = [NodeId(bytes([n] * 8)) for n in range(3)]
 
 
-def next_token(history: list[int], sampling: Sampling) -> int:
-    """A pure function of the whole history and the request's own seed; about one in nine draws is the stop id."""
-    return random.Random(repr((history, sampling))).randrange(9)
+def next_token(history: list[int], sampling: Sampling, looked_at: History = History()) -> int:  # noqa: B008  - frozen
+    """A pure function of the whole history, the request's own sampling, and where its prompt ends if the draw looks
+    back; about one in nine draws is the stop id."""
+    return random.Random(repr((history, sampling, looked_at))).randrange(9)
 
 
 def solo_answer(request: Request) -> tuple[list[int], FinishReason]:
     """What the request must yield alone, computed without a scheduler."""
     history, answer = list(request.prompt), list[int]()
     while True:
-        token = next_token(history, request.sampling)
+        looked_at = History(request.prompt, tuple(answer)) if request.sampling.looks_back else History()
+        token = next_token(history, request.sampling, looked_at)
         if token in request.stop_ids:
             return answer, FinishReason.STOP
         history.append(token)
@@ -65,12 +67,13 @@ class StandInRing:
         batch = self.on_their_way.popleft()
         results: list[int | None] = []
         tokens = iter(batch.tokens)
-        for segment, sampling in zip(batch.segments, batch.sampling, strict=True):
+        histories = batch.histories or (History(),) * len(batch.segments)
+        for segment, sampling, looked_at in zip(batch.segments, batch.sampling, histories, strict=True):
             cache = self.caches.setdefault(segment.slot, [])
             assert segment.start <= len(cache), "positions the cache does not have"
             del cache[segment.start :]
             cache += [next(tokens) for _ in range(segment.length)]
-            results.append(next_token(cache, sampling) if segment.sample else None)
+            results.append(next_token(cache, sampling, looked_at) if segment.sample else None)
         assert next(tokens, None) is None
         return batch.number, results
 
@@ -93,12 +96,12 @@ class Mix(RuleBasedStateMachine):
         asker=st.sampled_from(ASKERS),
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=CONTEXT - 1),
         seed=st.integers(0, 3),
+        presence_penalty=st.sampled_from([0.0, 0.5]),
         max_tokens=st.integers(0, 6),
     )
-    def submit(self, asker: NodeId, prompt: list[int], seed: int, max_tokens: int) -> object:
-        request = Request(
-            f"r{len(self.asked)}", asker, tuple(prompt), Sampling(seed=seed), max_tokens, frozenset({STOP_ID})
-        )
+    def submit(self, asker: NodeId, prompt: list[int], seed: int, presence_penalty: float, max_tokens: int) -> object:
+        sampling = Sampling(seed=seed, presence_penalty=presence_penalty)
+        request = Request(f"r{len(self.asked)}", asker, tuple(prompt), sampling, max_tokens, frozenset({STOP_ID}))
         self.asked[request.name] = request
         if self.scheduler.submit(request) is Verdict.QUEUE_FULL:
             del self.asked[request.name]

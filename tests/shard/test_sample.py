@@ -5,13 +5,15 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kafila.errors import DeviceError
-from kafila.shard.sample import distribution, draw, uniform
-from kafila.types import Sampling
+from kafila.shard.sample import LEAST_LOGPROB, adjusted, distribution, draw, draw_all, logprobs_of, uniform
+from kafila.types import History, Sampling, Segment
 
 Logits = npt.NDArray[np.float32]
 
@@ -163,3 +165,58 @@ def test_top_p_keeps_the_token_that_reaches_it() -> None:
 def test_logits_that_are_no_numbers_are_refused(logits: Logits, temperature: float) -> None:
     with pytest.raises(DeviceError, match="not a number"):
         draw(logits, Sampling(temperature=temperature), 0)
+
+
+TOKENS = st.lists(st.integers(0, 40), max_size=12).map(tuple)
+
+
+@given(LOGITS, TOKENS, TOKENS, st.sampled_from([0.5, 1.3, 2.0]))
+def test_the_repetition_penalty_is_that_of_transformers(
+    logits: Logits, prompt: tuple[int, ...], answer: tuple[int, ...], penalty: float
+) -> None:
+    ours = adjusted(logits, Sampling(repetition_penalty=penalty), History(prompt, answer))
+    known = [token for token in (*prompt, *answer) if token < len(logits)]  # transformers wants ids of the vocabulary
+    processor = transformers.RepetitionPenaltyLogitsProcessor(penalty)
+    theirs = processor(torch.tensor([known], dtype=torch.int64), torch.from_numpy(logits.copy())[None])
+    np.testing.assert_allclose(ours, theirs[0].numpy(), rtol=1e-6)
+
+
+@given(LOGITS, TOKENS, TOKENS, st.sampled_from([-1.0, 0.0, 0.5]), st.sampled_from([-0.25, 0.0, 1.0]))
+def test_presence_and_frequency_count_the_answer_alone(
+    logits: Logits, prompt: tuple[int, ...], answer: tuple[int, ...], presence: float, frequency: float
+) -> None:
+    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
+    expected = [
+        logit - presence * (token in answer) - frequency * answer.count(token) for token, logit in enumerate(logits)
+    ]
+    np.testing.assert_allclose(adjusted(logits, sampling, History(prompt, answer)), expected, rtol=1e-6)
+
+
+def test_a_bias_decides_and_leaves_the_logits_as_they_were() -> None:
+    logits = as_logits(1, 2, 3)
+    assert draw(logits, Sampling(logit_bias=((0, 100.0), (99, 1000.0), (-1, 1000.0))), 0) == 0
+    assert logits.tolist() == [1, 2, 3]
+
+
+@given(LOGITS, st.integers(1, 20))
+def test_logprobs_are_the_models_own(logits: Logits, count: int) -> None:
+    told = logprobs_of(logits, 0, count)
+    reference = torch.log_softmax(torch.from_numpy(logits).double(), 0).clamp(min=LEAST_LOGPROB)
+    assert told.logprob == pytest.approx(float(reference[0]))
+    assert len(told.top) == min(count, len(logits))
+    likeliest = sorted(range(len(logits)), key=lambda token: (-float(logits[token]), token))
+    assert [token for token, _ in told.top] == likeliest[:count]
+    for token, logprob in told.top:
+        assert logprob == pytest.approx(float(reference[token]))
+
+
+def test_each_segment_draws_by_its_own_sampling_and_history() -> None:
+    segments = (Segment(0, 3, 1, True), Segment(1, 0, 5, False), Segment(2, 7, 1, True))
+    sampling = (Sampling(presence_penalty=5.0), Sampling(), Sampling(logprobs=1, presence_penalty=5.0))
+    histories = (History((1,), (2,)), History(), History((2,), (1,)))
+    draws = draw_all(np.array([[0, 1, 2]] * 2, dtype=np.float32), segments, sampling, histories)
+    assert draws.tokens == (1, None, 2)
+    first, second, third = draws.logprobs
+    assert (first, second) == (None, None)
+    assert third is not None
+    assert third.token == third.top[0][0] == 2
