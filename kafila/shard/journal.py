@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from kafila.shard.ranges import Range, merge, missing
 
@@ -86,7 +87,7 @@ class SparseFile:
         self._data = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         self._journal = os.open(journal_path(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
-    def __enter__(self) -> SparseFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -106,6 +106,16 @@ def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def weight_files(folder: Path, config: DecoderConfig) -> list[str]:
+    """The files that should hold the model's tensors, by the index in ``folder`` or, without one, by their usual name.
+
+    Raises ModelIncomplete for an index that is damaged, lacks a tensor, or names files elsewhere.
+    """
+    if not (folder / INDEX_NAME).is_file():
+        return [SINGLE_NAME]
+    return sorted(set(_placement(folder, expected_tensors(config)).values()))
+
+
 def model_manifest(name: str, config: DecoderConfig, dtype: str) -> ModelManifest:
     """Sizes when served in ``dtype`` (a key of `DTYPE_BYTES`), whatever dtype the files have.
 

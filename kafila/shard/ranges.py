@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 Range = tuple[int, int]
 """Bytes ``start`` (inclusive) to ``end`` (exclusive)."""
@@ -46,7 +47,7 @@ def close_gaps(ranges: Sequence[Range], spare_bytes: int) -> list[Range]:
 
     ``ranges`` are as :func:`merge` returns them. A request costs a round trip; the bytes of a narrow gap cost less.
     """
-    gaps = sorted((after[0] - before[1], before[1], after[0]) for before, after in zip(ranges, ranges[1:], strict=False))
+    gaps = sorted((after[0] - before[1], before[1], after[0]) for before, after in pairwise(ranges))
     closed: list[Range] = []
     for width, start, end in gaps:
         if width > spare_bytes:
