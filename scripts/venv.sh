@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Make the virtual environment $1 and install this project into it with the extras $2 (comma separated).
+# Make the virtual environment $1 and install this project into it with the extras $2 (comma separated), and with the
+# extra $3, if given, where this platform has packages for it.
 # Run again it does nothing unless pyproject.toml, constraints.txt or the extras have changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
 extras=$2
+optional=${3:-}
 python=${PYTHON:-python3}
 
 say() { printf '%s\n' "$*" >&2; }
@@ -30,10 +32,22 @@ if ! [ -x "$venv/bin/python" ]; then
   fi
 fi
 
-stamp="$venv/.installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')"
 wanted=$(cat pyproject.toml constraints.txt | cksum)
-if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
-  say "installing kafila[$extras] (a few minutes the first time)"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$extras]" -c constraints.txt
-  printf '%s' "$wanted" >"$stamp"
+
+install() { # the extras $1, unless they are there; pip's further options
+  local extras=$1 stamp
+  shift
+  stamp="$venv/.installed-$(printf '%s' "$extras" | tr -c 'a-z0-9' '-')"
+  if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+    say "installing kafila[$extras] (a few minutes the first time)"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" --editable ".[$extras]" \
+      -c constraints.txt || return
+    printf '%s' "$wanted" >"$stamp"
+  fi
+}
+
+install "$extras"
+# Only wheels: where there is none, pip would try to build it, which takes a compiler and an hour.
+if [ -n "$optional" ] && ! install "$optional" --only-binary mlx,mlx-cpu,mlx-metal; then
+  say "kafila[$optional] has no packages for this platform; its tests will be skipped"
 fi

@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
-
-from torch import Tensor
+from typing import Any
 
 from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
-from kafila.shard.torch_ops import TorchOps
 from kafila.types import BlockRange, Sampling, Segment
+from tests.shard.backends import make_ops
 
 GREEDY = Sampling()
 
 
 class LocalRing:
-    """Shards of ``counts`` blocks each; the first holds the head."""
+    """Shards of ``counts`` blocks each, on ``backends`` in turn; the first holds the head."""
 
     def __init__(
-        self, folder: Path, counts: Sequence[int], *, dtype: str = "float32", slots: int = 3, context: int = 128
+        self,
+        folder: Path,
+        counts: Sequence[int],
+        *,
+        dtype: str = "float32",
+        slots: int = 3,
+        context: int = 128,
+        backends: Sequence[str] = ("torch",),
     ) -> None:
         checkpoint = open_checkpoint(folder)
         self.dtype = dtype
         self.config = checkpoint.config
-        self.shards: list[Shard[Tensor]] = [
+        self.shards: list[Shard[Any]] = [
             load_shard(
-                TorchOps("cpu", dtype, threads=1),
+                make_ops(backend, dtype),
                 checkpoint,
                 BlockRange(first, stop),
                 holds_head=first == 0,
                 slots=slots,
                 context=context,
             )
-            for first, stop in pairwise(accumulate(counts, initial=0))
+            for (first, stop), backend in zip(pairwise(accumulate(counts, initial=0)), cycle(backends), strict=False)
         ]
 
     def forward(self, segments: Sequence[Segment], tokens: Sequence[int]) -> bytes:

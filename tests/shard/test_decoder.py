@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kafila.errors import DeviceError, ProtocolError
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import Sampling, Segment
+from tests.shard.backends import RINGS, needs_mlx
 from tests.shard.checkpoints import VOCAB, make_checkpoint, reference_answer, reference_logits
 from tests.shard.rings import GREEDY, LocalRing
 
@@ -65,26 +66,32 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_tokens_are_those_of_transformers(case: str, checkpoint: Checkpoints) -> None:
+@pytest.mark.parametrize("backends", RINGS)
+def test_greedy_tokens_are_those_of_transformers(case: str, backends: Sequence[str], checkpoint: Checkpoints) -> None:
     expected = reference_answer(checkpoint(case), PROMPT, COUNT)
     assert len(set(expected)) > 4, "an answer that repeats itself tests little"
     for counts in SPLITS:
-        assert LocalRing(checkpoint(case), counts).answer(PROMPT, COUNT) == expected, counts
+        assert LocalRing(checkpoint(case), counts, backends=backends).answer(PROMPT, COUNT) == expected, counts
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3"])
 @pytest.mark.parametrize("chunk", [1, 2, 5, 7, 12])
-def test_prefill_in_chunks_changes_nothing(case: str, chunk: int, checkpoint: Checkpoints) -> None:
-    whole = LocalRing(checkpoint(case), (2, 2))
-    answer = whole.answer(PROMPT, COUNT)
-    assert LocalRing(checkpoint(case), (2, 2)).answer(PROMPT, COUNT, chunk=chunk) == answer
+@pytest.mark.parametrize("backends", RINGS)
+def test_prefill_in_chunks_changes_nothing(
+    case: str, chunk: int, backends: Sequence[str], checkpoint: Checkpoints
+) -> None:
+    answer = reference_answer(checkpoint(case), PROMPT, COUNT)
+    assert LocalRing(checkpoint(case), (2, 2), backends=backends).answer(PROMPT, COUNT, chunk=chunk) == answer
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3"])
-def test_requests_that_share_batches_are_answered_as_alone(case: str, checkpoint: Checkpoints) -> None:
+@pytest.mark.parametrize("backends", RINGS)
+def test_requests_that_share_batches_are_answered_as_alone(
+    case: str, backends: Sequence[str], checkpoint: Checkpoints
+) -> None:
     prompts = [PROMPT, *OTHERS]
-    alone = [LocalRing(checkpoint(case), (3, 1)).answer(prompt, COUNT) for prompt in prompts]
-    ring = LocalRing(checkpoint(case), (3, 1))
+    alone = [reference_answer(checkpoint(case), prompt, COUNT) for prompt in prompts]
+    ring = LocalRing(checkpoint(case), (3, 1), backends=backends)
     # The first decodes while the second prefills in two chunks and the third in one.
     first = [ring.prefill(PROMPT, slot=2)]
     tokens = [first[0], *prompts[1][:2], *prompts[2]]
@@ -113,8 +120,11 @@ def test_requests_that_share_batches_are_answered_as_alone(case: str, checkpoint
     assert [answer[:COUNT] for answer in answers] == alone
 
 
-def test_a_batch_may_hold_one_slots_segments_one_after_another(checkpoint: Checkpoints) -> None:
-    ring = LocalRing(checkpoint("llama"), (4,))
+@pytest.mark.parametrize("backends", RINGS)
+def test_a_batch_may_hold_one_slots_segments_one_after_another(
+    backends: Sequence[str], checkpoint: Checkpoints
+) -> None:
+    ring = LocalRing(checkpoint("llama"), (2, 2), backends=backends)
     parts = [Segment(0, 0, 5, sample=False), Segment(1, 0, 3, sample=True), Segment(0, 5, len(PROMPT) - 5, sample=True)]
     drawn = ring.step(parts, [*PROMPT[:5], *OTHERS[0], *PROMPT[5:]])
     assert drawn[0] is None
@@ -122,14 +132,16 @@ def test_a_batch_may_hold_one_slots_segments_one_after_another(checkpoint: Check
     assert drawn[1] == reference_answer(checkpoint("llama"), OTHERS[0], 1)[0]
 
 
-def test_a_slot_is_reused_by_starting_at_zero(checkpoint: Checkpoints) -> None:
-    ring = LocalRing(checkpoint("qwen3"), (2, 2))
+@pytest.mark.parametrize("backends", RINGS)
+def test_a_slot_is_reused_by_starting_at_zero(backends: Sequence[str], checkpoint: Checkpoints) -> None:
+    ring = LocalRing(checkpoint("qwen3"), (2, 2), backends=backends)
     ring.answer(PROMPT, COUNT)
     assert ring.answer(OTHERS[0], COUNT) == reference_answer(checkpoint("qwen3"), OTHERS[0], COUNT)
 
 
-def test_a_wrong_guess_is_dropped_by_starting_earlier(checkpoint: Checkpoints) -> None:
-    ring = LocalRing(checkpoint("llama"), (2, 2))
+@pytest.mark.parametrize("backends", RINGS)
+def test_a_wrong_guess_is_dropped_by_starting_earlier(backends: Sequence[str], checkpoint: Checkpoints) -> None:
+    ring = LocalRing(checkpoint("llama"), (2, 2), backends=backends)
     answer = ring.answer(PROMPT, 4)
     start = len(PROMPT)
     ring.forward([Segment(0, start, 6, sample=False)], [1, 2, 3, 4, 5, 6])
@@ -164,16 +176,16 @@ def _ring(split: tuple[int, ...]) -> LocalRing:
     return _RINGS[split]
 
 
-def _logits(folder: Path, dtype: str, tokens: list[int]) -> torch.Tensor:
+def _logits(folder: Path, dtype: str, tokens: list[int], backends: Sequence[str] = ("torch",)) -> torch.Tensor:
     """(tokens, vocab): the head's logits of every row."""
-    ring = LocalRing(folder, (2, 2), dtype=dtype)
+    ring = LocalRing(folder, (2, 2), dtype=dtype, backends=backends)
     head = ring.shards[0]
     hidden = ring.forward([Segment(0, 0, len(tokens), sample=False)], tokens)
     weights = head.head
     assert weights is not None
-    with torch.inference_mode():
+    with head._ops.scope():
         rows = head._ops.from_bytes(hidden, dtype, ring.config.hidden)
-        return weights.unembedding(head._ops.rms_norm(rows, weights.norm)).float()
+        return torch.from_numpy(head._ops.to_numpy(weights.unembedding(head._ops.rms_norm(rows, weights.norm))))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -209,6 +221,20 @@ def test_devices_that_pack_nothing_agree(
     monkeypatch.setattr("kafila.shard.torch_ops._can_pack", lambda: False)
     exact = reference_logits(checkpoint(case), PROMPT)
     ours = (_logits(checkpoint(case), dtype, PROMPT) - exact).abs().mean()
+    theirs = (reference_logits(checkpoint(case), PROMPT, dtype) - exact).abs().mean()
+    assert ours <= theirs * 1.5
+
+
+@needs_mlx
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["llama biases", "qwen3 tied", "qwen2 window"])
+@pytest.mark.parametrize("backends", [("mlx",), ("torch", "mlx")])
+def test_backends_agree_in_sixteen_bits(
+    case: str, dtype: str, backends: Sequence[str], checkpoint: Checkpoints
+) -> None:
+    """MLX keeps activations in 16 bits, as transformers does."""
+    exact = reference_logits(checkpoint(case), PROMPT)
+    ours = (_logits(checkpoint(case), dtype, PROMPT, backends) - exact).abs().mean()
     theirs = (reference_logits(checkpoint(case), PROMPT, dtype) - exact).abs().mean()
     assert ours <= theirs * 1.5
 

@@ -1,0 +1,265 @@
+"""`kafila.shard.ops.Ops` in MLX: Metal, CUDA, and the CPU builds. No MLX type leaves this file.
+
+MLX only notes what is to be computed until somebody wants the numbers. A stage is so one graph, handed to the device
+whole when its rows are turned into bytes; a pass of many rows is evaluated block by block (see `EVALUATED_ROWS`).
+Arrays and streams belong to the thread that makes them, so a `MlxOps` is made on the thread that will use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from kafila.shard.decoder import block
+from kafila.shard.ops import AttentionShape, BlockWeights, HostTensor, Matrix, Norm, Placement
+from kafila.types import Segment
+
+Array = Any
+"""``mx.array``; for the caches a list of them, for `Placement.rope` a pair. The stubs that MLX ships do not pass a
+strict check, so the checker is told nothing."""
+
+EVALUATED_ROWS = 32
+"""A pass of more rows is evaluated after every block. Waiting for the device costs tens of microseconds, nothing beside
+a block's work on so many rows, and it bounds what the pass holds in memory to one block's, and lets it be
+interrupted between blocks as other backends can be."""
+CACHE_BYTES = 128 << 20
+"""Freed buffers MLX may keep for the next pass; by default it would keep as much as the device has."""
+WORKSPACE_BYTES = 512 << 20
+"""What a pass may take beside weights and caches: `kafila.shard.memory.RESERVE_BYTES`."""
+
+_DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+def _from_host(host: HostTensor) -> Array:
+    """A copy as MLX keeps it."""
+    array = mx.array(np.ascontiguousarray(host.data))
+    return array.view(mx.bfloat16) if host.dtype == "BF16" else array
+
+
+class DenseMatrix:
+    """A weight to multiply by from the right, (inputs, outputs), and its bias or None."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Array, bias: Array | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Array) -> Array:
+        """(rows, inputs) to (rows, outputs)."""
+        return x @ self.weight if self.bias is None else mx.addmm(self.bias, x, self.weight)
+
+
+def _gated(gate: Array, up: Array) -> Array:
+    return up * gate * mx.sigmoid(gate)
+
+
+class MlxOps:
+    """Implements `Ops`. Make it on the thread that will use it."""
+
+    def __init__(self, dtype: str, *, memory_cap: int | None = None) -> None:
+        """On the device MLX prefers. ``memory_cap`` in bytes is the owner's limit for weights and caches."""
+        self._dtype_name = dtype
+        self._dtype = _DTYPES[dtype]
+        self._info = mx.device_info()
+        self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        # On a CPU, MLX would call a C++ compiler to fuse this.
+        self._gate = _gated if self._on_cpu else mx.compile(_gated, shapeless=True)
+        mx.set_cache_limit(CACHE_BYTES)
+        limits = [self._working_set, None if memory_cap is None else memory_cap + WORKSPACE_BYTES]
+        if known := [limit for limit in limits if limit is not None]:
+            mx.set_memory_limit(min(known))
+        if mx.metal.is_available() and self._working_set is not None:
+            # Otherwise macOS takes weights out of the GPU's reach whenever a stage has waited a moment for its turn.
+            mx.set_wired_limit(self._working_set)
+
+    @property
+    def device(self) -> str:
+        """For people."""
+        kind = "cpu" if self._on_cpu else str(self._info.get("device_name", self._info.get("architecture", "gpu")))
+        return f"mlx {kind}"
+
+    @property
+    def dtype(self) -> str:
+        """What weights and caches are held in."""
+        return self._dtype_name
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Nothing to enter: MLX computes gradients only where they are asked for."""
+        return nullcontext()
+
+    @property
+    def _working_set(self) -> int | None:
+        """Bytes that Metal recommends to stay below."""
+        found = self._info.get("max_recommended_working_set_size")
+        return None if found is None else int(found)
+
+    def memory_bytes(self) -> int | None:
+        """Metal: the recommended working set less what is taken; CUDA: what is free; None on a CPU."""
+        if self._working_set is not None:
+            return max(0, self._working_set - int(mx.get_active_memory()))
+        free = None if self._on_cpu else mx.device_info().get("free_memory")
+        return None if free is None else int(free)
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Nothing is padded."""
+        return outputs * inputs * int(self._dtype.size)
+
+    # Weights.
+
+    def norm(self, weight: HostTensor, epsilon: float) -> Norm[Array]:
+        """The weight in the activations' dtype, as MLX's kernel wants it."""
+        return Norm(self._placed(_from_host(weight)), epsilon)
+
+    def matrix(self, parts: Sequence[HostTensor], biases: Sequence[HostTensor] | None) -> Matrix[Array]:
+        """Dense in ``dtype``."""
+        weight = mx.concatenate([_from_host(part).astype(self._dtype) for part in parts])
+        bias = None if biases is None else self._placed(mx.concatenate([_from_host(part) for part in biases]))
+        # The CPU's BLAS reads a matrix of this orientation two to three times as fast. GPUs do not mind.
+        return DenseMatrix(self._placed(mx.contiguous(weight.T)) if self._on_cpu else self._placed(weight).T, bias)
+
+    def table(self, weight: HostTensor) -> Array:
+        """(vocab, hidden) in ``dtype``."""
+        return self._placed(_from_host(weight))
+
+    def tied_matrix(self, table: Array) -> Matrix[Array]:
+        """The table itself."""
+        return DenseMatrix(table.T, None)
+
+    def rope(self, frequencies: Sequence[float], context: int) -> Array:  # noqa: ARG002  - angles are computed in the kernel
+        """(pairs,): positions a radian, infinite where nothing turns, as MLX's kernel wants them."""
+        return self._evaluated(1 / mx.array(list(frequencies), dtype=mx.float32))
+
+    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int) -> Array:
+        """One (2, kv_heads, context, head_dim) a slot, zeros written now.
+
+        An array is updated in place only while nothing else reads it. Being apart, slots that share a batch are.
+        """
+        storage = [mx.zeros((2, kv_heads, context, head_dim), dtype=self._dtype) for _ in range(slots)]
+        return self._evaluated(storage)
+
+    def _placed(self, array: Array) -> Array:
+        """In ``dtype`` on the device now, so that what it was made from can go."""
+        return self._evaluated(array.astype(self._dtype))
+
+    def _evaluated(self, array: Array) -> Array:
+        mx.eval(array)
+        return array
+
+    # Arithmetic.
+
+    def place(self, segments: Sequence[Segment], rope: Array) -> Placement[Array]:
+        """Spans, and each row's position beside the frequencies."""
+        spans = [value for segment in segments for value in (segment.slot, segment.start, segment.length)]
+        positions = np.concatenate(
+            [np.arange(segment.start, segment.start + segment.length, dtype=np.int32) for segment in segments]
+        )
+        return Placement(spans, (mx.array(positions), rope))
+
+    def embed(self, table: Array, tokens: Sequence[int]) -> Array:
+        """Rows of the table."""
+        return table[mx.array(list(tokens), dtype=mx.int32)]
+
+    def add(self, x: Array, y: Array) -> Array:
+        """x + y."""
+        return x + y
+
+    def rms_norm(self, x: Array, norm: Norm[Array]) -> Array:
+        """Statistics in float32, as MLX's kernel does it."""
+        return mx.fast.rms_norm(x, norm.weight, norm.epsilon)
+
+    def attention(
+        self, qkv: Array, shape: AttentionShape, qk_norm: Norm[Array] | None, kv: Array, placement: Placement[Array]
+    ) -> Array:
+        """See `Ops.attention`; ``kv`` is a list, one array a slot."""
+        heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+        rows = qkv.reshape(qkv.shape[0], heads + 2 * kv_heads, dim)
+        turned, values = mx.split(rows, [heads + kv_heads], axis=1)
+        if qk_norm is not None:
+            turned = mx.fast.rms_norm(turned, None, qk_norm.epsilon) * qk_norm.weight
+        positions, frequencies = placement.rope
+        # Every row is a sequence of its own of length one, so that a ragged batch is turned by one call.
+        turned = mx.fast.rope(
+            turned[:, :, None], dim, traditional=True, base=None, scale=1.0, offset=positions, freqs=frequencies
+        )
+        queries, keys = mx.split(turned, [heads], axis=1)
+        outputs, row = [], 0
+        spans = placement.spans
+        masks = self._masks(placement, shape.window)
+        for index, mask in enumerate(masks):
+            slot, start, length = spans[3 * index : 3 * index + 3]
+            end, mine = start + length, slice(row, row + length)
+            row += length
+            new = mx.stack([keys[mine, :, 0], values[mine]])  # (2, length, kv_heads, dim)
+            kv[slot][:, :, start:end] = new.swapaxes(1, 2).astype(self._dtype)
+            first = max(0, start + 1 - shape.window) if shape.window else 0
+            seen = kv[slot][:, :, first:end].astype(qkv.dtype)
+            q = queries[mine].transpose(2, 1, 0, 3)  # (1, heads, length, dim)
+            out = mx.fast.scaled_dot_product_attention(q, seen[0:1], seen[1:2], scale=dim**-0.5, mask=mask)
+            outputs.append(out[0].swapaxes(0, 1).reshape(length, heads * dim))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def silu_gate(self, up_gate: Array) -> Array:
+        """up * gate * sigmoid(gate)."""
+        up, gate = mx.split(up_gate, 2, axis=1)
+        return self._gate(gate, up)
+
+    def take_rows(self, x: Array, rows: Sequence[int]) -> Array:
+        """Some rows."""
+        return x if len(rows) == x.shape[0] else x[mx.array(list(rows), dtype=mx.int32)]
+
+    def fused_block(
+        self, weights: BlockWeights[Array], shape: AttentionShape
+    ) -> Callable[[Array, Array, Placement[Array]], Array] | None:
+        """`decoder.block`, evaluated at once where a pass has many rows."""
+        run = partial(block, self, weights, shape)
+
+        def evaluating(x: Array, kv: Array, placement: Placement[Array]) -> Array:
+            x = run(x, kv, placement)
+            if x.shape[0] > EVALUATED_ROWS:
+                mx.eval(x)
+            return x
+
+        return evaluating
+
+    def _masks(self, placement: Placement[Array], window: int) -> list[Array]:
+        if window not in placement.masks:
+            spans = placement.spans
+            placement.masks[window] = [
+                self._mask(start, length, window) for start, length in zip(spans[1::3], spans[2::3], strict=True)
+            ]
+        return placement.masks[window]
+
+    def _mask(self, start: int, length: int, window: int) -> Array:
+        """None where one token sees all there is, the kernel's own rule where it is plainly causal, else a matrix."""
+        end = start + length
+        if length == 1:
+            return None
+        if not window or end <= window:
+            return "causal"
+        first = max(0, start + 1 - window)
+        query = np.arange(start, end)[:, None]
+        key = np.arange(first, end)
+        return mx.array((key <= query) & (key > query - window))
+
+    # In and out.
+
+    def from_bytes(self, data: bytes, dtype: str, width: int) -> Array:
+        """Rows of ``width``."""
+        size = _DTYPES[dtype].size
+        bits = np.frombuffer(data, np.dtype(f"<u{size}")).reshape(-1, width)
+        return mx.array(bits).view(_DTYPES[dtype]).astype(self._dtype)
+
+    def to_bytes(self, x: Array, dtype: str) -> bytes:
+        """Row-major bytes; evaluates everything up to here."""
+        return bytes(memoryview(mx.contiguous(x.astype(_DTYPES[dtype])).view(mx.uint8)))
+
+    def to_numpy(self, x: Array) -> npt.NDArray[np.float32]:
+        """A float32 array of its own; evaluates everything up to here."""
+        return np.array(x.astype(mx.float32), dtype=np.float32)
