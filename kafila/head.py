@@ -16,6 +16,7 @@ from kafila.errors import KafilaError, ProtocolError, UsageError
 from kafila.question import check
 from kafila.ring import schedule
 from kafila.ring.frames import Activation, Ask, Cancel, Stats, Text
+from kafila.ring.pace import Pace
 from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Started, Token, Verdict
 from kafila.serve import BatchDone, Lately, Place, Said, Stage, median
 from kafila.shard.worker import Forward, Forwarded, Result, Sample, Sampled
@@ -99,13 +100,13 @@ class Head(Stage):
     def __init__(self, place: Place, language: Language, now: float) -> None:
         super().__init__(place)
         self._language = language
-        self._scheduler = Scheduler(
-            slots=place.slots, context=place.context, batches_in_flight=min(len(place.ring), place.slots)
-        )
+        self._pace = Pace(len(place.ring))
+        self._scheduler = Scheduler(slots=place.slots, context=place.context, pace=self._pace)
         self._answers: dict[str, _Answer] = {}
         self._circuits: dict[int, _Circuit] = {}
         self._lately: deque[tuple[tuple[float, ...], float]] = deque(maxlen=_STATS_WINDOW)
         self._stats_due = now
+        self._drawn = 0
 
     def _to_head(self, message: Ask | Cancel, now: float) -> None:
         if isinstance(message, Cancel):
@@ -141,7 +142,7 @@ class Head(Stage):
                 self._refuse(ask, FinishReason.CONTEXT, text)
             case Verdict.QUEUE_FULL:
                 text = f"{schedule.MAX_WAITING} questions are waiting already: try again in a moment"
-                self._refuse(ask, FinishReason.ERROR, text)
+                self._refuse(ask, FinishReason.BUSY, text)
             case Verdict.DUPLICATE:
                 self._refuse(ask, FinishReason.ERROR, "that question was asked already")
 
@@ -199,6 +200,7 @@ class Head(Stage):
                 self._finished(answer, event)
 
     def _token(self, answer: _Answer, token: int, now: float) -> None:
+        self._drawn += 1
         answer.answer_tokens += 1
         if answer.first_token_at is None:
             answer.first_token_at = now
@@ -253,6 +255,7 @@ class Head(Stage):
         decode = all(segment.length == 1 for segment in batch.segments)
         done = BatchDone(batch.number, len(batch.tokens), decode, stage_s, now - circuit.began_at)
         self._events.append(done)
+        self._pace.record(done.rows, stage_s, done.circuit_s)
         if decode:
             self._lately.append((stage_s, done.circuit_s))
         for name, logprobs in zip(self._scheduler.riders(result.batch), result.logprobs, strict=False):
@@ -268,7 +271,9 @@ class Head(Stage):
     def _tell_stats(self) -> None:
         stages = zip(*(stage_s for stage_s, _ in self._lately), strict=True)
         circuit_s = median([circuit for _, circuit in self._lately])
-        stats = Stats(self.place.me, tuple(median(times) for times in stages), circuit_s)
+        stage_s = tuple(median(times) for times in stages)
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        stats = Stats(self.place.me, stage_s, circuit_s, running, waiting, self._drawn)
         self._events.append(Lately(stats))
         if not self.place.alone:
             self._send_control(stats)

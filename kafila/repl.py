@@ -95,7 +95,11 @@ class Chat:
         self._answering = None
         self.write("\n")
         self._tell_end(last, stopped)
-        if self.remember and shown and not (last is not None and last.finish is FinishReason.ERROR):
+        if (
+            self.remember
+            and shown
+            and not (last is not None and last.finish in {FinishReason.ERROR, FinishReason.BUSY})
+        ):
             self.messages = (*asked, Message("assistant", "".join(shown)))
 
     def _tell_end(self, last: Text | None, stopped: bool) -> None:
@@ -105,7 +109,7 @@ class Chat:
             return
         elif last.finish is FinishReason.MEMBER_LEFT:
             return  # the node is about to say who left, for everybody
-        elif last.finish in {FinishReason.ERROR, FinishReason.CONTEXT}:
+        elif last.finish in {FinishReason.ERROR, FinishReason.BUSY, FinishReason.CONTEXT}:
             self.console.error(last.note or last.finish.value)
         elif last.decode_s > 0 and last.answer_tokens > 1:
             rate = (last.answer_tokens - 1) / last.decode_s

@@ -91,7 +91,18 @@ class Capability:
     """Fixed per-token dispatch overhead, o_i of equation (2)."""
     flops: float | None
     bandwidth_spread: float = 0.0
-    """(max - min) / median over the probe's repeats: how far to trust it."""
+    """By how much of its median the speed varied over the probe's repeats, the outermost tenths left out."""
+    head_bytes_per_s: float | None = None
+    """How fast the head's own part (final norm, unembedding, drawing a token) goes through the bytes it reads; ``None``
+    where that was not measured: as fast as blocks."""
+    block_memory_bytes: int | None = None
+    """What one block's weights take on this device, padding included; ``None``: what the manifest says."""
+    head_memory_bytes: int | None = None
+    """What embedding, final norm and unembedding take; likewise."""
+    workspace_bytes: int = 0
+    """What loading and computing need for a while besides weights and caches, at the offered context and slots."""
+    remarks: tuple[str, ...] = ()
+    """For the device's owner: what the figures may suffer from, or that they are older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,4 +218,6 @@ class FinishReason(Enum):
     CONTEXT = "context"
     CANCELLED = "cancelled"
     MEMBER_LEFT = "member-left"
+    BUSY = "busy"
+    """Not begun: too many wait already."""
     ERROR = "error"

@@ -110,6 +110,12 @@ class Stats:
     stage_s: tuple[float, ...]
     """Median of the last stage times, by ring position beginning at the head."""
     circuit_s: float
+    running: int = 0
+    """Answers that hold a slot."""
+    waiting: int = 0
+    """Questions in the queue."""
+    tokens: int = 0
+    """Tokens drawn since the session began."""
 
 
 Control = Ask | Text | Cancel | Stats

@@ -6,8 +6,8 @@ its prompt prefilled in chunks, then yields one token a circuit until it ends:
     QUEUED --slot free--> PREFILL --last chunk's token back--> DECODE --stop, length, context, cancel--> gone
        `----------------------------- cancel at any time: the slot is free at once ----------------------'
 
-Several batches circulate so that every stage works (paper Section VII-C): a batch takes everything that is ready, up to
-``batches_in_flight`` batches are on their way, and a request's decode token is in at most one of them. Chunks of one
+Several batches circulate so that every stage works (paper Section VII-C), or one where that is quicker:
+:mod:`kafila.ring.pace` decides by what circuits took. A request's decode token is in at most one of them. Chunks of one
 prompt may follow one another closely, since every stage handles batches in order.
 
 A slot remembers which tokens its cache holds and for whom; a follow-up by the same person that begins with the same
@@ -16,18 +16,19 @@ tokens prefills only what is new. The caches of other people are never reused, w
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import count
 
+from kafila.ring.pace import Pacing
 from kafila.types import FinishReason, History, NodeId, Sampling, Segment
 
-PREFILL_CHUNK_TOKENS = 256
-"""A chunk long enough that its matrix work dominates its overhead, short enough that a running answer waits for one
-chunk and not for a whole prompt."""
 MAX_WAITING = 64
 """Requests that may wait for a slot; one more is told to come back."""
+MAX_ASKERS = 256
+"""Whose turns are remembered: more than a session has members and guests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +136,21 @@ class Scheduler:
     """The head's scheduler: :meth:`submit` and :meth:`cancel` requests, take :meth:`next_batch` until it is None,
     report each batch with :meth:`completed`, read :meth:`next_event` until it is None.
 
-    ``slots`` and ``context`` are what the plan reserved on every member; ``batches_in_flight`` is normally the number
-    of stages.
+    ``slots`` and ``context`` are what the plan reserved on every member; ``pace`` decides how many batches circulate
+    and how long chunks are.
     """
 
-    def __init__(
-        self, *, slots: int, context: int, batches_in_flight: int, chunk_tokens: int = PREFILL_CHUNK_TOKENS
-    ) -> None:
+    def __init__(self, *, slots: int, context: int, pace: Pacing) -> None:
         self._context = context
-        self._chunk_tokens = chunk_tokens
-        self._batches_in_flight = batches_in_flight
+        self._pace = pace
         self._slots = [_Slot(number) for number in range(slots)]
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: OrderedDict[str, _Running] = OrderedDict()
         self._in_flight: dict[int, list[tuple[_Running, bool]]] = {}
         self._next_number = 0
-        self._last_asker: NodeId | None = None
+        self._turns = count()
+        self._served: dict[NodeId, int] = {}
+        """When each asker was last given a slot, in turns."""
         self._events: deque[Event] = deque()
 
     def submit(self, request: Request) -> Verdict:
@@ -179,6 +179,16 @@ class Scheduler:
         return names.index(name) + 1 if name in names else None
 
     @property
+    def running(self) -> int:
+        """How many requests hold a slot."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for one."""
+        return len(self._waiting)
+
+    @property
     def idle(self) -> bool:
         """Nothing waits, runs, or is on its way."""
         return not (self._waiting or self._running or self._in_flight)
@@ -187,18 +197,21 @@ class Scheduler:
         """The next batch to send round, or None when nothing is ready or enough batches are on their way.
 
         Running answers come first, one token each; prompts share what one chunk holds. So an answer never waits for
-        more than one chunk, and a batch leaves some answers to the next one so that all stages have work.
+        more than one chunk a stage, and a batch leaves some answers to the next one so that all stages have work.
         """
-        if len(self._in_flight) >= self._batches_in_flight:
+        reading = [running for running in self._running.values() if running.left > 1]
+        answers = len(self._running) - len(reading)
+        batches = self._pace.batches(answers)
+        if len(self._in_flight) >= (self._pace.prefill_batches(answers) if reading else batches):
             return None
-        ready = [running for running in self._running.values() if not running.awaiting_sample]
-        share = -(-len(self._running) // self._batches_in_flight)
-        parts = [(running, 1) for running in ready if running.left == 1][:share]
-        room = self._chunk_tokens
-        for running in ready:
-            if running.left > 1 and room > 0:
-                parts.append((running, min(running.left, room)))
-                room -= parts[-1][1]
+        parts = [(running, 1) for running in self._running.values() if running.left == 1]
+        parts = parts[: -(-answers // batches)]
+        if reading:
+            room = self._pace.chunk(answers, max(running.left for running in reading))
+            for running in reading:
+                if room > 0:
+                    parts.append((running, min(running.left, room)))
+                    room -= parts[-1][1]
         return self._dispatch(parts) if parts else None
 
     def _dispatch(self, parts: Sequence[tuple[_Running, int]]) -> Batch:
@@ -267,10 +280,18 @@ class Scheduler:
             self._events.append(Started(request.name, reused))
 
     def _take_waiting(self) -> Request:
-        """The first request of somebody other than last time's asker, or simply the first."""
-        name = next((n for n, r in self._waiting.items() if r.asker != self._last_asker), next(iter(self._waiting)))
-        request = self._waiting.pop(name)
-        self._last_asker = request.asker
+        """The first request of whoever has the fewest slots, of several the one who has waited longest for one."""
+        slots = Counter(running.request.asker for running in self._running.values())
+
+        def turn(name: str) -> tuple[int, int]:
+            asker = self._waiting[name].asker
+            return slots[asker], self._served.get(asker, -1)
+
+        request = self._waiting.pop(min(self._waiting, key=turn))
+        self._served.pop(request.asker, None)
+        self._served[request.asker] = next(self._turns)
+        if len(self._served) > MAX_ASKERS:
+            del self._served[next(iter(self._served))]
         return request
 
     def next_event(self) -> Event | None:
