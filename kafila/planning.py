@@ -10,6 +10,7 @@ from kafila.members import are_near, report_of
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import nat_class
 from kafila.plan import Allocation, Declined, KnownEdge, Member, Objective, Plan, Workload, plan_session
+from kafila.plan.head import HEAD_MARGIN
 from kafila.ring.agreement import MemberInfo, ModelOffer
 from kafila.types import Capability, NatClass, PathKind
 
@@ -23,6 +24,12 @@ class Wishes:
     shares: tuple[int, ...] | None = None
     """Exact block counts, in the order members joined (the host first), instead of a division."""
     users: int = 1
+    margin: float = HEAD_MARGIN
+    """What another head must gain over the host's."""
+    head_stays: bool = False
+    """For comparisons: the head is the host's, and ..."""
+    count_relays: bool = False
+    """... the ring is ordered by the number of relayed edges, not by their cost."""
 
 
 def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffer, wishes: Wishes) -> Plan | Declined:
@@ -40,6 +47,9 @@ def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffe
         shares=wishes.shares,
         users=wishes.users,
         edges=known_edges([info for info, _ in members]),
+        margin=wishes.margin,
+        head_stays=wishes.head_stays,
+        count_relays=wishes.count_relays,
     )
 
 

@@ -15,6 +15,9 @@ A fleet is a TOML file (or JSON of the same shape)::
     rtt_ms = 30                     # round trip to the rendezvous
     nat = "ordinary"                # permissive, ordinary or restrictive; ordinary if left out
     site = "Utrecht"
+    lan = "home"                    # members with the same one share a router and reach one another inside
+    uplink_mbps = 40                # what its router sends to the world, 10^6 bits per second; no limit if left out
+    downlink_mbps = 250             # and receives; of a lan the first member's counts
 
     [site.Utrecht]
     latitude = 52.09
@@ -53,8 +56,21 @@ _DEFAULT_OVERHEAD_US = 50.0
 _MOST_GB = 1e9
 """An exabyte in one machine is a slip in the units."""
 _FLEET_KEYS = {"name", "host", "hop_ms", "member", "site", "edge"}
-_MEMBER_KEYS = {"name", "memory_gb", "bandwidth_gbps", "overhead_us", "tflops", "rtt_ms", "nat", "site"}
+_MEMBER_KEYS = {
+    *("name", "memory_gb", "bandwidth_gbps", "overhead_us", "tflops", "rtt_ms", "nat", "site"),
+    *("lan", "uplink_mbps", "downlink_mbps"),
+}
 _EDGE_KEYS = {"between", "kind", "rtt_ms", "network"}
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a member is plugged in; rates in bytes per second, ``None`` for no limit."""
+
+    lan: str | None
+    """Members with the same one share a router; ``None``: a router of its own."""
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,10 @@ class Fleet:
     edges: Mapping[tuple[int, int], KnownEdge]
     networks: tuple[str, ...]
     """Other networks that the file knows this fleet under."""
+    homes: tuple[Home, ...]
+    """Where each member is plugged in."""
+    hop_s: float
+    """What an edge adds to the distance, one way."""
 
 
 def load_fleet(name: str, network: str | None = None) -> Fleet:
@@ -111,6 +131,8 @@ def read_fleet(file: Section, network: str | None = None) -> Fleet:
         bandwidths=tuple(_bandwidth(row) for row in rows),
         edges=known,
         networks=networks,
+        homes=tuple(_home(row) for row in rows),
+        hop_s=hop_s,
     )
 
 
@@ -136,6 +158,13 @@ def _bandwidth(row: Section) -> tuple[float, float] | None:
     if low <= 0:
         raise UsageError(f"{row.where}: 'bandwidth_gbps' must be above 0; leave it out where it is not known")
     return low * 1e9, high * 1e9
+
+
+def _home(row: Section) -> Home:
+    lan = row.text("lan") if "lan" in row else None
+    rates = [row.number(key, least=0.1) if key in row else None for key in ("uplink_mbps", "downlink_mbps")]
+    up, down = (None if rate is None else rate * 1e6 / 8 for rate in rates)
+    return Home(lan, up, down)
 
 
 def _site(name: str, table: object, where: str) -> Site:

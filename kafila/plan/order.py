@@ -75,6 +75,11 @@ def survey(members: Sequence[Member], known: KnownEdges) -> list[list[Pair]]:
     return pairs
 
 
+def unpriced(pairs: Pairs) -> list[list[Pair]]:
+    """The same pairs without their costs: an order of them counts relayed edges."""
+    return [[pair._replace(rtt=None) for pair in row] for row in pairs]
+
+
 def _pair(a: Member, b: Member, known: KnownEdge | None) -> Pair:
     kind = predicted_kind(a.nat, b.nat) if known is None else known.kind
     if known is not None and known.rtt_s is not None and measured(known.rtt_s):

@@ -15,7 +15,7 @@ from kafila.plan.cost import Device, Tier, to_seconds
 from kafila.plan.decline import decline
 from kafila.plan.head import HEAD_MARGIN, place_head
 from kafila.plan.members import MOST_AT_ONCE, KnownEdges, Member, ModelManifest, Workload
-from kafila.plan.order import Arrangement, Ordering, Pairs, arrange, survey
+from kafila.plan.order import Arrangement, Ordering, Pairs, arrange, survey, unpriced
 from kafila.plan.outcome import (
     Allocation,
     Declined,
@@ -50,6 +50,8 @@ def plan_session(
     margin: float = HEAD_MARGIN,
     headroom: float = HEADROOM,
     host_must_serve: bool = False,
+    head_stays: bool = False,
+    count_relays: bool = False,
 ) -> Plan | Declined:
     """Divide ``manifest`` over ``members``; ``anchor`` is the index of the one that opened the session.
 
@@ -57,7 +59,9 @@ def plan_session(
     concurrency). ``shares`` are exact block counts for a ring in the order of the members as listed, the head at the
     anchor. ``edges`` is what is known of pairs beyond their NAT classes. ``margin`` is what another head must gain over
     the anchor, 0 for anything at all. ``headroom`` is the share of a member's memory left unused. ``host_must_serve``
-    keeps the anchor in the ring under the throughput objective.
+    keeps the anchor in the ring under the throughput objective. For comparisons under the bottleneck objective,
+    ``head_stays`` leaves the head where the session was opened, and ``count_relays`` orders the ring by the number of
+    relayed edges instead of their cost.
 
     The throughput objective needs a price for every member and every edge, and applies to Kafila's own allocation;
     otherwise the plan's ``objective`` says that the bottleneck was used instead.
@@ -72,7 +76,8 @@ def plan_session(
     if refusal is not None:
         return refusal
     pairs = survey(members, edges or {})
-    arrangement = arrange(members, pairs, anchor) if shares is None else _as_listed(members, anchor)
+    ordered_by = unpriced(pairs) if count_relays else pairs
+    arrangement = arrange(members, ordered_by, anchor) if shares is None else _as_listed(members, anchor)
     order = arrangement.order
     rule = Rule(
         allocation=Allocation(allocation) if shares is None else Allocation.GIVEN,
@@ -82,6 +87,7 @@ def plan_session(
         margin=margin,
         headroom=headroom,
         host_must_serve=host_must_serve,
+        head_stays=head_stays,
     )
     ring = tuple(members[index] for index in order)
     problem = Problem(ring, manifest, workload, rule, _latencies(order, pairs))
@@ -150,7 +156,8 @@ def _search(problem: Problem, devices: Sequence[Device] | None) -> dict[tuple[Ob
     blocks, users, latencies = problem.need.blocks, problem.rule.users, problem.latencies
     whole = None
     if len(devices) <= blocks:
-        whole = place_head(blocks, devices, problem.rule.margin, fixed=problem.tier is not Tier.COST)
+        fixed = problem.tier is not Tier.COST or problem.rule.head_stays
+        whole = place_head(blocks, devices, problem.rule.margin, fixed=fixed)
     if whole is not None:
         found[Objective.BOTTLENECK, users] = whole
     if problem.tier is not Tier.COST or latencies is None:

@@ -24,6 +24,8 @@ class Rule:
     margin: float
     headroom: float
     host_must_serve: bool
+    head_stays: bool = False
+    """The head is where the session was opened, whatever that costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Problem:
     def heads(self) -> tuple[int, ...]:
         """The places the head may be put: it stays with the anchor where equation (2) does not price it, and under
         divisions that know of no head."""
-        if self.rule.allocation is Allocation.KAFILA and self.tier is Tier.COST:
+        if self.rule.allocation is Allocation.KAFILA and self.tier is Tier.COST and not self.rule.head_stays:
             return tuple(range(len(self.members)))
         return (0,)
 

@@ -1,0 +1,184 @@
+"""A simulated device behind `kafila.backend`: it takes the time that `sims.fleet.device` says and answers with rows of
+the real size, all zeros, and tokens that mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from kafila.backend import Duty
+from kafila.errors import DeviceError
+from kafila.ring.agreement import ModelOffer
+from kafila.shard.worker import Forward, Forwarded, Job, Loaded, Result, Sample, Sampled
+from kafila.types import Capability, ModelManifest, Question
+from sims.fleet.device import Device
+
+LOAD_BYTES_PER_S = 2e9
+"""Weights come from a local disk (an NVMe drive of a few years ago); fetching them is not simulated."""
+INBOX_JOBS = 128
+"""As the deployed device has."""
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_TOKEN = 7
+
+
+@dataclass(slots=True)
+class Passage:
+    """One job at one member."""
+
+    batch: int
+    draws: bool
+    """The head's second job of a batch, after its rows have been round."""
+    rows: int
+    is_decode: bool
+    arrived_at: float
+    done_at: float = 0.0
+
+
+class SimulatedWorker:
+    """Does jobs in order, each in the device's time. ``one_by_one``: the requests of a batch are not computed together.
+
+    Timed by wake-ups of one task; ``log`` takes every job."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: ModelManifest,
+        duty: Duty,
+        on_result: Callable[[Result], None],
+        nursery: trio.Nursery,
+        *,
+        one_by_one: bool,
+        log: list[Passage],
+    ) -> None:
+        self._device = device
+        self._model = model
+        self._duty = duty
+        self._on_result = on_result
+        self._nursery = nursery
+        self._one_by_one = one_by_one
+        self._log = log
+        self._jobs_in, self._jobs = trio.open_memory_channel[tuple[Job, Passage]](INBOX_JOBS)
+        self._scope = trio.CancelScope()
+
+    def start(self) -> None:
+        """Load, then work."""
+        self._nursery.start_soon(self._run)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Raises DeviceError when too many wait."""
+        decode = all(segment.length == 1 for segment in job.segments)
+        rows = sum(segment.length for segment in job.segments)
+        passage = Passage(job.batch, isinstance(job, Sample), rows, decode, trio.current_time())
+        self._log.append(passage)
+        try:
+            self._jobs_in.send_nowait((job, passage))
+        except trio.WouldBlock:
+            raise DeviceError(f"more than {INBOX_JOBS} jobs wait for it") from None
+
+    def stop(self) -> None:
+        """No result is heard afterwards."""
+        self._scope.cancel()
+
+    async def _run(self) -> None:
+        duty, model = self._duty, self._model
+        held = (duty.blocks.stop - duty.blocks.first) * model.block_bytes + duty.holds_head * model.head_bytes
+        with self._scope:
+            await trio.sleep(held / LOAD_BYTES_PER_S)
+            self._on_result(Loaded("simulated", held / LOAD_BYTES_PER_S))
+            async for job, passage in self._jobs:
+                takes_s = self._takes_s(job)
+                await trio.sleep(takes_s)
+                passage.done_at = trio.current_time()
+                self._on_result(self._result(job, passage.rows, takes_s))
+
+    def _takes_s(self, job: Job) -> float:
+        parts = [(segment,) for segment in job.segments] if self._one_by_one else [job.segments]
+        item_bytes, device = ITEM_BYTES[job.dtype], self._device
+        if isinstance(job, Sample):
+            return sum(device.sample_s(self._model, sum(s.sample for s in part), item_bytes) for part in parts)
+        blocks = self._duty.blocks.stop - self._duty.blocks.first
+        return sum(device.forward_s(self._model, blocks, part, item_bytes) for part in parts)
+
+    def _result(self, job: Job, rows: int, takes_s: float) -> Result:
+        if isinstance(job, Forward):
+            return Forwarded(job.batch, bytes(rows * self._model.hidden_bytes), job.dtype, takes_s)
+        return Sampled(job.batch, tuple(_TOKEN if segment.sample else None for segment in job.segments), takes_s)
+
+
+class SimulatedBackend:
+    """A device and a model of which only the sizes are known."""
+
+    def __init__(
+        self, device: Device, model: ModelManifest, nursery: trio.Nursery, *, one_by_one: bool, dtype: str = "bfloat16"
+    ) -> None:
+        self.log: list[Passage] = []
+        self._device = device
+        self._model = model
+        self._nursery = nursery
+        self._one_by_one = one_by_one
+        self._dtype = dtype
+
+    async def offer(self, model: str, context: int | None, slots: int) -> ModelOffer:
+        """The model's sizes."""
+        await trio.lowlevel.checkpoint()
+        return ModelOffer(self._model, model, "{}", self._dtype, context or self._model.max_context, slots)
+
+    async def measure(self, offer: ModelOffer) -> Capability:  # noqa: ARG002  - a backend's
+        """What the probe would say."""
+        device = self._device
+        await trio.lowlevel.checkpoint()
+        overhead_s = None if device.probed_bytes_per_s is None else device.overhead_s
+        return Capability("simulated", device.memory_bytes, device.probed_bytes_per_s, overhead_s, device.flops)
+
+    async def worker(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> SimulatedWorker:
+        """A worker for a shard."""
+        await trio.lowlevel.checkpoint()
+        return SimulatedWorker(
+            self._device, offer.manifest, duty, on_result, self._nursery, one_by_one=self._one_by_one, log=self.log
+        )
+
+    async def language(self, offer: ModelOffer) -> Counted:  # noqa: ARG002  - a backend's
+        """A language of counted tokens."""
+        await trio.lowlevel.checkpoint()
+        return Counted()
+
+
+class Counted:
+    """A message is the number of its tokens in digits; an answer is a letter a token and has no end of its own.
+
+    No two questions begin alike, so that none is answered out of another's cache."""
+
+    stop_ids: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def prompt(self, question: Question) -> list[int]:
+        """So many tokens, the first of them new."""
+        self._asked += 1
+        length = sum(int(message.content) for message in question.messages)
+        return [_TOKEN + self._asked, *[_TOKEN] * (length - 1)]
+
+    def spell(self, token: int) -> bytes:  # noqa: ARG002  - a language's
+        """One letter."""
+        return b"x"
+
+    def stream(self, stop: Sequence[str]) -> CountedStream:  # noqa: ARG002  - a language's
+        """One letter a token."""
+        return CountedStream()
+
+
+class CountedStream:
+    """An answer's text."""
+
+    stopped = False
+
+    def feed(self, token: int) -> str:  # noqa: ARG002  - a stream's
+        """One letter."""
+        return "x"
+
+    def finish(self) -> str:
+        """Nothing is held back."""
+        return ""
