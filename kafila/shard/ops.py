@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kafila.shard.config import DecoderConfig, LinearRope, Llama3Rope
+from kafila.shard.formats import WORD_BITS, Affine
 from kafila.types import Segment
 
 T = TypeVar("T")
@@ -36,6 +37,40 @@ class HostTensor:
     """The safetensors name: ``F32``, ``BF16``, ``F16``."""
     data: npt.NDArray[Any]
     """Of the tensor's shape; writable, or in memory mapped copy-on-write."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A matrix (outputs, inputs) in few bits, in main memory: w = scale * code + bias, a scale and a bias a group."""
+
+    codes: npt.NDArray[np.uint32]
+    """(outputs, inputs * bits / 32): an output's codes as one little-endian stream of bits, the first lowest."""
+    scales: HostTensor
+    """(outputs, inputs / group size)."""
+    biases: HostTensor
+    """Likewise."""
+    bits: int
+    """2, 3, 4, 5, 6 or 8."""
+    group_size: int
+    """32, 64 or 128 as checkpoints have it; or all inputs (which we make: a backend without that kernel repeats scales
+    and biases for smaller groups)."""
+
+    @property
+    def outputs(self) -> int:
+        """Rows."""
+        return self.codes.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Columns, unpacked."""
+        return self.codes.shape[1] * WORD_BITS // self.bits
+
+
+HostMatrix = HostTensor | QuantizedTensor
+"""A matrix in main memory, (outputs, inputs)."""
+
+Table: TypeAlias = Any
+"""An embedding as its backend holds it: a tensor, or codes with their scales. Opaque everywhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +101,7 @@ class BlockWeights(Generic[T]):
 class HeadWeights(Generic[T]):
     """What the head holds besides its blocks."""
 
-    table: T
+    table: Table
     """The embedding, (vocab, hidden)."""
     norm: Norm[T]
     unembedding: Matrix[T]
@@ -115,8 +150,12 @@ class Ops(Protocol[T]):
         """Free bytes of the memory that will hold the weights, where that is not main memory."""
         ...
 
-    def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """What a matrix of that shape takes once it is placed, padding included."""
+    def matrix_bytes(self, outputs: int, inputs: int, stored: Affine | None = None) -> int:
+        """What a matrix of that shape takes once it is placed, padding included; ``stored`` None: held in ``dtype``."""
+        ...
+
+    def table_bytes(self, vocab: int, hidden: int) -> int:
+        """What an embedding takes once it is placed; 0 where it stays in its file, of which a token reads one row."""
         ...
 
     # Weights.
@@ -125,15 +164,19 @@ class Ops(Protocol[T]):
         """RMSNorm over the last axis, whose length is that of ``weight``."""
         ...
 
-    def matrix(self, parts: Sequence[HostTensor], biases: Sequence[HostTensor] | None) -> Matrix[T]:
-        """``parts`` (each (outputs, inputs)) stacked by their outputs into one matrix, and their biases likewise."""
+    def matrix(self, parts: Sequence[HostMatrix], biases: Sequence[HostTensor] | None) -> Matrix[T]:
+        """``parts`` (each (outputs, inputs)) stacked by their outputs into one matrix, and their biases likewise.
+
+        Parts may be plain and quantized, and quantized in several ways; the backend may keep such parts apart and
+        lay their outputs beside each other.
+        """
         ...
 
-    def table(self, weight: HostTensor) -> T:
+    def table(self, weight: HostMatrix) -> Table:
         """An embedding, (vocab, hidden)."""
         ...
 
-    def tied_matrix(self, table: T) -> Matrix[T]:
+    def tied_matrix(self, table: Table) -> Matrix[T]:
         """The unembedding that shares ``table``'s weights."""
         ...
 
@@ -151,7 +194,7 @@ class Ops(Protocol[T]):
         """Prepare a batch."""
         ...
 
-    def embed(self, table: T, tokens: Sequence[int]) -> T:
+    def embed(self, table: Table, tokens: Sequence[int]) -> T:
         """The rows of ``tokens``, (rows, hidden)."""
         ...
 
