@@ -15,6 +15,7 @@ from kafila.plan import Plan
 from kafila.ring.agreement import Assign, MemberInfo, ModelOffer
 from kafila.serve import Place
 from kafila.serving import ServingRing
+from kafila.shard.worker import Coming
 from kafila.trace import Recorder
 from kafila.types import NodeId
 
@@ -93,6 +94,7 @@ def make_build(
     *,
     poke: Callable[[], None],
     on_broken: Callable[[str], None],
+    on_coming: Callable[[Coming], None],
 ) -> Build:
     """Everything a member needs to take its place; nothing is started. Raises ProtocolError for a plan that is none."""
     plan = Plan.from_json(assignment.plan)
@@ -107,5 +109,5 @@ def make_build(
     )
     stage = plan.stages[place.position]
     duty = Duty(stage.blocks, place.position == 0, offer.slots, offer.context, offer.dtype)
-    serving = ServingRing(place, mesh, recorder, poke=poke, on_broken=on_broken)
+    serving = ServingRing(place, mesh, recorder, poke=poke, on_broken=on_broken, on_coming=on_coming)
     return Build(me, offer, assignment, plan, serving, duty)

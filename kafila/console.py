@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import time
 from typing import Protocol
 
 import click
+
+PROGRESS_EVERY_S = 10.0
+"""Between two lines of progress where they do not replace each other, as in a log."""
 
 
 class Console(Protocol):
@@ -13,6 +18,10 @@ class Console(Protocol):
 
     def status(self, line: str) -> None:
         """A fact."""
+        ...
+
+    def progress(self, line: str) -> None:
+        """How far something is that takes long; the next line of any kind replaces it."""
         ...
 
     def error(self, line: str) -> None:
@@ -29,20 +38,44 @@ class StderrConsole:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
+        self._passing = False
+        """Whether the line the cursor stands in may be written over."""
+        self._told = -PROGRESS_EVERY_S
 
     def status(self, line: str) -> None:
         """A fact; nothing when quiet."""
         if not self._quiet:
+            self._clear()
             click.secho(line, dim=True, err=True)
+
+    def progress(self, line: str) -> None:
+        """In place on a terminal; elsewhere a line now and then. Nothing when quiet."""
+        if self._quiet:
+            return
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            self._clear()
+            click.secho(line[:width], dim=True, err=True, nl=False)
+            self._passing = True
+        elif (now := time.monotonic()) >= self._told + PROGRESS_EVERY_S:
+            self._told = now
+            click.echo(line, err=True)
 
     def error(self, line: str) -> None:
         """What went wrong; shown even when quiet."""
+        self._clear()
         click.echo(click.style("error: ", fg="red") + line, err=True)
 
     def invite(self, code: str) -> None:
         """The code, and the command that takes it; shown even when quiet."""
+        self._clear()
         click.echo(f"session code: {click.style(code, bold=True)}", err=True)
         click.secho(f"friends join with: kafila-node --join {code}", dim=True, err=True)
+
+    def _clear(self) -> None:
+        if self._passing:
+            click.echo("\r\x1b[2K", err=True, nl=False)
+            self._passing = False
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,7 @@ from kafila.backend import Backend
 from kafila.building import Build, make_build
 from kafila.console import Console
 from kafila.errors import DeviceError, KafilaError, MemberLeft, PlanDeclined, SessionError, SessionFull
+from kafila.fetching import Fetches
 from kafila.members import birthday_role, link_candidates
 from kafila.mesh import Mesh
 from kafila.nat.birthday import BirthdayRole
@@ -27,6 +28,7 @@ from kafila.ring.agreement import Assign, MemberInfo, ModelOffer, Reachable, Ref
 from kafila.ring.session import HostSession, MemberSession
 from kafila.room import Room
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
+from kafila.shard.worker import Coming
 from kafila.trace import Recorder
 from kafila.types import Capability, NodeId
 
@@ -63,6 +65,8 @@ class Formation:
         self._around = around
         self._me = me
         self._offer = offer
+        self._own_fetch = Fetches(everybody=False)
+        self._fetches = Fetches(everybody=offer is not None)
         self._session: HostSession | MemberSession
         role = around.settings.role
         if isinstance(role, HostSettings) and offer is not None:
@@ -142,6 +146,8 @@ class Formation:
                 self._plan(members)
             case steps.BuildWanted(assignment):
                 self._build_wanted(assignment)
+            case steps.Fetching():
+                self._fetching(event)
             case steps.Moved(member):
                 candidates = link_candidates(member, self._me)
                 self._around.mesh.peer_moved(member.node_id, candidates, trio.current_time())
@@ -171,7 +177,7 @@ class Formation:
     def _measure_wanted(self, name: str, offer: ModelOffer) -> None:
         role = self._around.settings.role
         if isinstance(role, JoinSettings) and role.model is not None:
-            offer = replace(offer, source=role.model)
+            offer = replace(offer, source=role.model, revision="")
         self._offer = offer
         self._me = replace(self._me, name=name)
         self._around.nursery.start_soon(self._attempt, self._measure, offer)
@@ -211,6 +217,7 @@ class Formation:
                 around.recorder,
                 poke=around.poke,
                 on_broken=lambda text: self._trouble(DeviceError(text)),
+                on_coming=self._coming,
             )
         except KafilaError as error:
             self._trouble(error)
@@ -221,6 +228,20 @@ class Formation:
         self.build.open_links(around.mesh, now)
         around.nursery.start_soon(self._attempt, self._serve, self.build)
         around.nursery.start_soon(self._attempt, self._report_ready, self.build)
+
+    def _coming(self, coming: Coming) -> None:
+        """This member's share is being fetched."""
+        now = trio.current_time()
+        if self._own_fetch.is_due(self._me.name, coming.done_bytes, coming.wanted_bytes, now):
+            self._session.fetched(coming.done_bytes, coming.wanted_bytes)
+
+    def _fetching(self, event: steps.Fetching) -> None:
+        now, fetches = trio.current_time(), self._fetches
+        fetches.update(event.name, event.done_bytes, event.wanted_bytes, now)
+        if (line := fetches.finished(now)) is not None:
+            self._around.console.status(line)
+        elif event.done_bytes < event.wanted_bytes:
+            self._around.console.progress(fetches.line(now))
 
     async def _serve(self, build: Build) -> None:
         await build.serving.run(self._around.backend, build.offer, build.duty)

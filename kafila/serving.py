@@ -17,7 +17,7 @@ from kafila.question import check
 from kafila.ring.agreement import ModelOffer
 from kafila.ring.frames import Ask, Stats, Text
 from kafila.serve import BatchDone, Broken, Event, Lately, Place, Said, Stage
-from kafila.shard.worker import Failed, Loaded, Result
+from kafila.shard.worker import Coming, Failed, Loaded, Result
 from kafila.trace import Recorder
 from kafila.types import FinishReason, NodeId, Question
 
@@ -25,7 +25,8 @@ from kafila.types import FinishReason, NodeId, Question
 class ServingRing:
     """This member's share of the ring. :meth:`drain` moves what has happened; the node calls it around every flush.
 
-    ``poke`` makes the node's endpoint send what was queued; ``on_broken`` hears, once, that this member cannot go on.
+    ``poke`` makes the node's endpoint send what was queued; ``on_broken`` hears, once, that this member cannot go on,
+    and ``on_coming`` how much of its shard has been fetched.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ServingRing:
         *,
         poke: Callable[[], None],
         on_broken: Callable[[str], None],
+        on_coming: Callable[[Coming], None],
     ) -> None:
         self.stats: Stats | None = None
         """What the head measured lately."""
@@ -46,6 +48,7 @@ class ServingRing:
         self._recorder = recorder
         self._poke = poke
         self._on_broken = on_broken
+        self._on_coming = on_coming
         self._next = place.ring[(place.position + 1) % len(place.ring)]
         self._stage: Stage | None = None
         self._mailboxes: dict[str, Mailbox] = {}
@@ -79,6 +82,8 @@ class ServingRing:
             return  # finished while we were leaving
         if isinstance(result, Loaded):
             self.loaded.set()
+        elif isinstance(result, Coming):
+            self._on_coming(result)
         elif isinstance(result, Failed) and not self.loaded.is_set():
             self._on_broken(str(result.error))
         elif self._stage is not None:

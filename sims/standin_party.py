@@ -119,6 +119,9 @@ class Screen:
     def status(self, line: str) -> None:
         self.lines.append(line)
 
+    def progress(self, line: str) -> None:
+        self.lines.append(line)
+
     def error(self, line: str) -> None:
         self.errors.append(line)
 

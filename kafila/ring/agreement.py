@@ -63,6 +63,10 @@ class ModelOffer:
     """Tokens a request may hold."""
     slots: int
     """Requests whose caches are reserved at once."""
+    revision: str = ""
+    """The hub's commit, where ``source`` is a name there."""
+    fingerprint: str = ""
+    """What tells this checkpoint from every other, for members that have it from elsewhere."""
 
 
 class RefusalReason(Enum):
@@ -141,6 +145,15 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """How far a member is with fetching its share; about once a second, and nothing depends on it."""
+
+    kind: ClassVar[str] = "fetched"
+    done_bytes: int
+    wanted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """A member holds its shard and has its links."""
 
@@ -176,8 +189,12 @@ class Over:
     """Whether the host's owner simply ended it: no fault."""
 
 
-SessionMessage = Hello | Welcome | Refusal | Roster | Reachable | Measured | Assign | Ready | Serve | Trouble | Over
-_FAMILY = records.kinds(Hello, Welcome, Refusal, Roster, Reachable, Measured, Assign, Ready, Serve, Trouble, Over)
+SessionMessage = (
+    Hello | Welcome | Refusal | Roster | Reachable | Measured | Assign | Fetched | Ready | Serve | Trouble | Over
+)
+_FAMILY = records.kinds(
+    Hello, Welcome, Refusal, Roster, Reachable, Measured, Assign, Fetched, Ready, Serve, Trouble, Over
+)
 
 
 def encode_message(message: SessionMessage) -> bytes:

@@ -20,6 +20,7 @@ from enum import Enum, auto
 from kafila.ring.agreement import (
     PROTOCOL_VERSION,
     Assign,
+    Fetched,
     Hello,
     Measured,
     MemberInfo,
@@ -40,6 +41,7 @@ from kafila.ring.steps import (
     Dropped,
     Ended,
     Event,
+    Fetching,
     MeasureWanted,
     Moved,
     Outgoing,
@@ -158,6 +160,8 @@ class HostSession(_Machine):
                     self._moved(sender, message)
                 case Measured(capability):
                     self._measured(sender, capability)
+                case Fetched(done, wanted) if self.state is State.BUILDING:
+                    self._events.append(Fetching(self._members[sender].info.name, done, wanted))
                 case Ready(epoch) if epoch == self._epoch:
                     self._ready(sender)
                 case Trouble(text):
@@ -220,6 +224,11 @@ class HostSession(_Machine):
         """The host's own network."""
         super().reachable(reachable)
         self._members[self._me.node_id].info = self._me
+
+    def fetched(self, done_bytes: int, wanted_bytes: int) -> None:
+        """How far the host itself is with its share."""
+        if self.state is State.BUILDING:
+            self._events.append(Fetching(self._me.name, done_bytes, wanted_bytes))
 
     def measured(self, capability: Capability) -> None:
         """The host's own device."""
@@ -364,6 +373,12 @@ class MemberSession(_Machine):
         if self.state is State.MEASURING:
             self.state = State.WAITING
             self._send(self._host, Measured(capability))
+
+    def fetched(self, done_bytes: int, wanted_bytes: int) -> None:
+        """How far this member is with its share."""
+        if self.state is State.BUILDING:
+            self._send(self._host, Fetched(done_bytes, wanted_bytes))
+            self._events.append(Fetching(self._me.name, done_bytes, wanted_bytes))
 
     def ready(self) -> None:
         """The shard is loaded and the links are up."""

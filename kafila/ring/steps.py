@@ -55,6 +55,15 @@ class BuildWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetching:
+    """How far a member is with fetching its share: at the host of everybody, at a member of itself."""
+
+    name: str
+    done_bytes: int
+    wanted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
     """Prompts may be asked."""
 
@@ -77,4 +86,4 @@ class Moved:
     member: MemberInfo
 
 
-Event = Present | Dropped | MeasureWanted | PlanWanted | BuildWanted | Moved | Serving | Ended
+Event = Present | Dropped | MeasureWanted | PlanWanted | BuildWanted | Fetching | Moved | Serving | Ended

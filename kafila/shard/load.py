@@ -17,9 +17,10 @@ import numpy as np
 
 from kafila.errors import ModelIncomplete
 from kafila.shard.cache import KvCache
+from kafila.shard.cache_folder import require_complete
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
-from kafila.shard.manifest import Checkpoint, head_tensors
+from kafila.shard.manifest import Checkpoint, head_tensors, own_tensors
 from kafila.shard.ops import BlockWeights, HeadWeights, HostTensor, Norm, Ops
 from kafila.types import BlockRange, TensorSpec
 
@@ -78,6 +79,8 @@ def load_shard(
     Raises ModelIncomplete naming tensor and file, or what the backend raises when the device has no room.
     """
     config = checkpoint.config
+    own = own_tensors(checkpoint, blocks, holds_head=holds_head)
+    require_complete(checkpoint.folder, [checkpoint.tensors[name] for name in own])
     loaded = []
     with ops.scope():
         # The caches first: when they do not fit, that is known before minutes of reading.

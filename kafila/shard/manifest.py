@@ -17,7 +17,7 @@ from typing import Any
 
 from kafila.errors import ModelIncomplete, ModelNotFound
 from kafila.shard.config import DecoderConfig, parse_config
-from kafila.types import ModelManifest, TensorSpec
+from kafila.types import BlockRange, ModelManifest, TensorSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an item takes in memory and on the wire, by our names."""
@@ -114,6 +114,16 @@ def weight_files(folder: Path, config: DecoderConfig) -> list[str]:
     if not (folder / INDEX_NAME).is_file():
         return [SINGLE_NAME]
     return sorted(set(_placement(folder, expected_tensors(config)).values()))
+
+
+def own_tensors(checkpoint: Checkpoint, blocks: BlockRange, *, holds_head: bool) -> list[str]:
+    """The names of what a member with these blocks holds; the head has all that is of no block."""
+    own = tuple(f"model.layers.{index}." for index in range(blocks.first, blocks.stop))
+    return [
+        name
+        for name in checkpoint.tensors
+        if name.startswith(own) or (holds_head and not name.startswith("model.layers."))
+    ]
 
 
 def model_manifest(name: str, config: DecoderConfig, dtype: str) -> ModelManifest:

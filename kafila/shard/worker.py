@@ -63,6 +63,14 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Coming:
+    """Before `Loaded`: how much of the shard has been fetched from the checkpoint's source."""
+
+    done_bytes: int
+    wanted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forwarded:
     """A `Forward`'s rows after this member's blocks."""
 
@@ -101,7 +109,7 @@ class Draws(NamedTuple):
 
 
 Job = Forward | Sample
-Result = Loaded | Forwarded | Sampled | Failed
+Result = Loaded | Coming | Forwarded | Sampled | Failed
 
 
 class Stage(Protocol):
@@ -158,8 +166,11 @@ class ShardWorker:
         *,
         inbox: int,
         clock: Callable[[], float] = time.perf_counter,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing starts here. ``inbox`` is the most jobs that may wait; ``clock`` counts seconds."""
+        """Nothing starts here. ``inbox`` is the most jobs that may wait; ``clock`` counts seconds; ``give_up`` ends a
+        loading that is of no use any more, from another thread."""
+        self._give_up = give_up
         self._load = load
         self._on_result = on_result
         self._limit = inbox
@@ -188,6 +199,7 @@ class ShardWorker:
     def stop(self) -> None:
         """Drop what waits, give up what runs, and return within `STOP_WITHIN_S`. No result is heard afterwards."""
         self._stopping = True
+        self._give_up()
         if (stage := self._stage) is not None:
             stage.interrupt()
         self._jobs.put(None)

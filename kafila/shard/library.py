@@ -1,0 +1,117 @@
+"""The checkpoint a member uses, wherever it comes from, and that it is the one the session is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafila.errors import ModelError, ModelNotFound
+from kafila.shard.fingerprint import fingerprint
+from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
+from kafila.shard.mirror import Progress
+from kafila.shard.patience import Patience
+from kafila.shard.remote import RemoteCheckpoint
+from kafila.shard.source import Folder, Hub, Remote, parse_source
+from kafila.types import BlockRange
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which checkpoint: a ``--model`` of this machine's, or what a host told of its own."""
+
+    source: str
+    revision: str = ""
+    """The hub's commit, where the host took it from there."""
+    fingerprint: str = ""
+    """What the host's checkpoint is known by; empty at the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that was looked at, and what others need to find the same."""
+
+    checkpoint: Checkpoint
+    wanted: Wanted
+
+
+class Library:
+    """One member's. Blocks while it reads and fetches; ``told`` hears what people should know, from any thread."""
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        self._told = told
+        self._patience = Patience()
+        self._remotes: dict[tuple[str, str], RemoteCheckpoint] = {}
+        """By place and commit. A member has one checkpoint, so there are one or two."""
+
+    def leave(self) -> None:
+        """End what is being fetched, soon; from any thread. What came is kept."""
+        self._patience.stopping.set()
+
+    def look(self, wanted: Wanted) -> Found:
+        """Configuration and headers, no weights. Raises ModelError, which names both where this is another checkpoint
+        than the one wanted."""
+        source = _source(wanted)
+        if isinstance(source, Folder):
+            checkpoint, revision = _open_folder(source, wanted), ""
+            try:
+                print_ = fingerprint(checkpoint)
+            except OSError as error:
+                raise ModelError(f"{checkpoint.folder} cannot be read ({error.strerror})") from error
+            place = str(checkpoint.folder.resolve())
+        else:
+            remote = self._remote_for(source, wanted)
+            checkpoint, print_ = remote.open()
+            place, revision = _shown(source), remote.revision
+        if wanted.fingerprint and print_ != wanted.fingerprint:
+            raise ModelError(
+                f"{place} ({print_[:12]}) and the checkpoint that the host serves ({wanted.fingerprint[:12]}) are not "
+                "the same: point --model at a copy of the host's"
+            )
+        return Found(checkpoint, Wanted(place, revision, print_))
+
+    def language(self, wanted: Wanted) -> Path:
+        """A folder with the checkpoint's tokenizer and template. Raises ModelError."""
+        source = _source(wanted)
+        return source.path if isinstance(source, Folder) else self._remote_for(source, wanted).language()
+
+    def share(self, wanted: Wanted, blocks: BlockRange, *, holds_head: bool, progress: Progress) -> Checkpoint:
+        """The checkpoint with the tensors of a share there, fetched where they have to be. Raises ModelError."""
+        source = _source(wanted)
+        if isinstance(source, Folder):
+            return _open_folder(source, wanted)
+        return self._remote_for(source, wanted).fetch(
+            lambda checkpoint: own_tensors(checkpoint, blocks, holds_head=holds_head), progress
+        )
+
+    def _remote_for(self, source: Remote, wanted: Wanted) -> RemoteCheckpoint:
+        place = (_shown(source), wanted.revision)
+        known = self._remotes.get(place)
+        if known is None:
+            known = RemoteCheckpoint(source, self._patience, revision=wanted.revision, told=self._told)
+            # What a host is asked by a branch's name it is later asked by the commit.
+            self._remotes |= {place: known, (_shown(source), known.revision): known}
+        return known
+
+
+def _source(wanted: Wanted) -> Folder | Remote:
+    """A commit is the hub's: a folder of the same name here is not meant."""
+    if wanted.revision:
+        return Hub(wanted.source, wanted.revision)
+    return parse_source(wanted.source)
+
+
+def _shown(source: Remote) -> str:
+    return source.repository if isinstance(source, Hub) else source.base
+
+
+def _open_folder(source: Folder, wanted: Wanted) -> Checkpoint:
+    try:
+        return open_checkpoint(source.path)
+    except ModelNotFound as error:
+        if not wanted.fingerprint:
+            raise
+        raise ModelNotFound(
+            f"the host serves {source.path} from a folder of its own, and this machine has no checkpoint there: say "
+            "where this machine has it with --model"
+        ) from error
