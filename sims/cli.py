@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from kafila.errors import KafilaError
+from sims.fleet_cli import fleet
 from sims.nat_cli import nat
 from sims.plan_cli import plan
 
@@ -29,3 +30,4 @@ def main() -> None:
 
 main.add_command(plan)
 main.add_command(nat)
+main.add_command(fleet)

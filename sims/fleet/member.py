@@ -36,8 +36,8 @@ class Facts:
 class Member:
     """The deployed node on a virtual machine. It is its own console and person."""
 
-    def __init__(self, machine: Machine, backend: SimulatedBackend) -> None:
-        self.name = machine.name
+    def __init__(self, name: str, machine: Machine, backend: SimulatedBackend) -> None:
+        self.name = name
         self.machine = machine
         self.backend = backend
         self.facts = Facts()
@@ -100,6 +100,9 @@ class Member:
     def status(self, line: str) -> None:
         """A console's."""
         self.last_words = line
+
+    def progress(self, line: str) -> None:
+        """A console's."""
 
     def error(self, line: str) -> None:
         """What went wrong."""

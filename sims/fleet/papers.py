@@ -4,9 +4,9 @@ A cell gives the bottleneck, the utilisation (average stage over bottleneck) and
 sum is m times their product and what is left of a token is the network's.
 
 The stages of its larger models were quicker than the bandwidths of its Table II allow: a uniform split of Qwen3-32B
-over the US Central fleet takes 77 ms by its own columns where equation (2) says 104. The paper calls the difference the
-cost model's error, a median of 18%. The *baselines'* rows tell by how much for each fleet and model, because their divisions
-are known; what is served is drawn that much faster. Kafila's own rows are used for nothing but the network.
+over the US Central fleet takes 77 ms by its own columns where equation (2) says 104. The paper calls the difference
+the cost model's error, a median of 18%. The *baselines'* rows tell by how much for each fleet and model, because their
+divisions are known; what is served is drawn that much faster. Kafila's own rows are used for nothing but the network.
 """
 
 from __future__ import annotations

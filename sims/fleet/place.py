@@ -68,7 +68,7 @@ class Ground:
         self._fleet = fleet
         if network is Net.OVERHEAD:
             room = net.nat("router", **_HABITS[NatClass.ORDINARY])
-            self.machines = [self._beside(room, member.name, edge_s, JUMBO_BYTES) for member in fleet.members]
+            self.machines = [self._beside(room, place, edge_s, JUMBO_BYTES) for place in range(len(fleet.members))]
         else:
             strict = relayed_in_paper(fleet) if network is Net.GEOGRAPHY else set()
             self.machines = self._at_home(strict)
@@ -83,23 +83,23 @@ class Ground:
             return stated
         return PAPER_RENDEZVOUS_RTT_S if self._fleet.name in PAPER_FLEETS else USUAL_RENDEZVOUS_RTT_S
 
-    def _beside(self, place: Place, name: str, hop_s: float, mtu_bytes: int = ETHERNET_MTU_BYTES) -> Machine:
-        """An edge costs half of ``hop_s`` at either end."""
+    def _beside(self, room: Place, place: int, hop_s: float, mtu_bytes: int = ETHERNET_MTU_BYTES) -> Machine:
+        """The machine of the member at ``place``. An edge costs half of ``hop_s`` at either end."""
         wire = Quality(latency_s=hop_s / 2, mtu_bytes=mtu_bytes)
-        return place.machine(name, v6=False, up=wire, down=wire)
+        return room.machine(f"machine {place}", v6=False, up=wire, down=wire)
 
     def _at_home(self, strict: Collection[int]) -> list[Machine]:
         """Each member behind its router; those of one lan behind one."""
         routers: dict[str, Place] = {}
         machines = []
         for place, (member, home) in enumerate(zip(self._fleet.members, self._fleet.homes, strict=True)):
-            key = home.lan if home.lan is not None else f"home of {member.name}"
+            key = f"lan {home.lan}" if home.lan is not None else f"home {place}"
             if key not in routers:
                 nat = NatClass.RESTRICTIVE if place in strict else member.nat
                 rates = (home.up_bytes_per_s, home.down_bytes_per_s)
                 up, down = (_wire(rate) for rate in rates)
                 routers[key] = self.net.nat(f"router of {key}", up=up, down=down, **_HABITS[nat])
-            machines.append(self._beside(routers[key], member.name, self._fleet.hop_s))
+            machines.append(self._beside(routers[key], place, self._fleet.hop_s))
         return machines
 
     def _spread(self) -> None:

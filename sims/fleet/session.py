@@ -86,9 +86,9 @@ class _Session:
         ground = Ground(net, self._fleet, trial.network, self._edge_s)
         alternate = Alternate(ground.second, ground.server.hosts()[0], ground.second.hosts()[0])
         async with net.running(), rendezvous(ground.server, PORT, alternate), trio.open_nursery() as nursery:
-            for device, machine in zip(self._devices, ground.machines, strict=True):
+            for stated, device, machine in zip(self._fleet.members, self._devices, ground.machines, strict=True):
                 backend = SimulatedBackend(device, load_model(trial.model), nursery, one_by_one=not trial.batching)
-                self._members.append(Member(machine, backend))
+                self._members.append(Member(stated.name, machine, backend))
             try:
                 result = await self._live(nursery, HostPort(ground.server.hosts()[0], PORT))
             finally:
