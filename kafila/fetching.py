@@ -16,6 +16,7 @@ class _Share:
     """What was there when fetching began, which says nothing of the speed."""
     began: float
     told: float | None = None
+    finished: bool = False
 
 
 @dataclass(slots=True)
@@ -24,7 +25,6 @@ class Fetches:
 
     everybody: bool
     _shares: dict[str, _Share] = field(default_factory=dict)
-    _over: bool = False
 
     def update(self, name: str, done: int, wanted: int, now: float) -> None:
         """A member is so far."""
@@ -32,7 +32,6 @@ class Fetches:
         if share is None or share.wanted != wanted or done < share.done:
             self._shares[name] = share = _Share(done, wanted, done, now)
         share.done = done
-        self._over = False
 
     def is_due(self, name: str, done: int, wanted: int, now: float) -> bool:
         """Whether to tell others how far ``name`` is: the first, the last, and one a second between."""
@@ -63,19 +62,16 @@ class Fetches:
             )
         return ", ".join(parts)
 
-    def finished(self, now: float) -> str | None:
-        """Once, when all that is being fetched is there: what there was to it."""
-        shares = self._shares.values()
-        if self._over or not shares or any(share.done < share.wanted for share in shares):
+    def finished(self, name: str, now: float) -> str | None:
+        """What there was to a member's share, once all of it is there."""
+        share = self._shares[name]
+        if share.done < share.wanted or share.finished:
             return None
-        self._over = True
-        fresh = sum(share.done - share.first for share in shares)
-        held = sum(share.first for share in shares)
-        spent = duration(now - min(share.began for share in shares))
-        there = f"{size(held)} were there already"
-        if not fresh:
-            return f"nothing to fetch: {there}"
-        return f"fetched {size(fresh)} in {spent}" + (f", {there}" if held else "")
+        share.finished = True
+        who = f"{name} has its share: " if self.everybody else ""
+        if share.done == share.first:
+            return f"{who}{size(share.wanted)} were there already, nothing is fetched"
+        return f"{who}fetched {size(share.done - share.first)} of {size(share.wanted)} in {duration(now - share.began)}"
 
 
 def size(count: float) -> str:

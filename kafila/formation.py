@@ -238,7 +238,7 @@ class Formation:
     def _fetching(self, event: steps.Fetching) -> None:
         now, fetches = trio.current_time(), self._fetches
         fetches.update(event.name, event.done_bytes, event.wanted_bytes, now)
-        if (line := fetches.finished(now)) is not None:
+        if (line := fetches.finished(event.name, now)) is not None:
             self._around.console.status(line)
         elif event.done_bytes < event.wanted_bytes:
             self._around.console.progress(fetches.line(now))

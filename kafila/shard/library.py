@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kafila.errors import ModelError, ModelNotFound
+from kafila.errors import DeviceError, ModelError, ModelNotFound
 from kafila.shard.fingerprint import fingerprint
 from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
-from kafila.shard.mirror import Progress
 from kafila.shard.patience import Patience
-from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import Folder, Hub, Remote, parse_source
 from kafila.types import BlockRange
+
+if TYPE_CHECKING:
+    from kafila.shard.mirror import Progress  # imports httpx, which a machine that only has folders may lack
+    from kafila.shard.remote import RemoteCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,13 @@ class Library:
         place = (_shown(source), wanted.revision)
         known = self._remotes.get(place)
         if known is None:
+            try:
+                from kafila.shard.remote import RemoteCheckpoint  # noqa: PLC0415  - as above
+            except ModuleNotFoundError as error:
+                raise DeviceError(
+                    f"{source} has to be fetched, and this installation cannot ({error.name} is missing): "
+                    "pip install 'kafila[torch]'"
+                ) from error
             known = RemoteCheckpoint(source, self._patience, revision=wanted.revision, told=self._told)
             # What a host is asked by a branch's name it is later asked by the commit.
             self._remotes |= {place: known, (_shown(source), known.revision): known}
