@@ -65,7 +65,7 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
     help="Where members meet; without one, the host runs it for its own network.",
 )
 @click.option("--name", help="What you are called in the session.  [default: this machine's name]")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, mlx.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),

@@ -52,7 +52,7 @@ class DeviceSettings:
 
 
 class DeviceBackend:
-    """A device under torch."""
+    """A device under torch or MLX."""
 
     def __init__(self, settings: DeviceSettings) -> None:
         self._settings = settings
@@ -110,13 +110,15 @@ class DeviceBackend:
         return await trio.to_thread.run_sync(_language, Path(offer.source))
 
     def _ops(self, dtype: str) -> Ops[Any]:
+        asked = self._settings
         try:
-            from kafila.shard.torch_ops import TorchOps  # noqa: PLC0415  - torch takes seconds to import
+            from kafila.shard.devices import open_ops  # noqa: PLC0415  - as above
         except ModuleNotFoundError as error:
             raise DeviceError(
-                f"this installation holds no share of a model ({error.name} is missing): pip install 'kafila[torch]'"
+                f"this installation holds no share of a model ({error.name} is missing): "
+                "pip install 'kafila[torch]', or on Apple silicon 'kafila[mlx]'"
             ) from error
-        return TorchOps(self._settings.device, dtype, threads=self._settings.threads)
+        return open_ops(asked.device, dtype, threads=asked.threads, memory_cap=asked.memory_bytes)
 
 
 def _language(folder: Path) -> Language:

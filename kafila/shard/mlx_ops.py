@@ -111,6 +111,10 @@ class MlxOps:
         """Nothing is padded."""
         return outputs * inputs * int(self._dtype.size)
 
+    def table_bytes(self, vocab: int, hidden: int) -> int:
+        """A copy on the device."""
+        return vocab * hidden * int(self._dtype.size)
+
     # Weights.
 
     def norm(self, weight: HostTensor, epsilon: float) -> Norm[Array]:

@@ -142,6 +142,10 @@ class TorchOps:
         )
         return rows * columns * self._dtype.itemsize
 
+    def table_bytes(self, vocab: int, hidden: int) -> int:
+        """Nothing on a CPU, see `table`."""
+        return 0 if self._device.type == "cpu" else vocab * hidden * self._dtype.itemsize
+
     # Weights.
 
     def norm(self, weight: HostTensor, epsilon: float) -> Norm[Tensor]:
@@ -297,9 +301,11 @@ def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(found[0] if name == "auto" else name)
     except RuntimeError as error:
-        raise DeviceError(f"{name!r} is no device: --device takes auto, cpu, cuda, cuda:1 or mps") from error
+        raise DeviceError(f"{name!r} is no device: --device takes auto, cpu, cuda, cuda:1, mps or mlx") from error
     if device.type not in found or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
-        raise DeviceError(f"torch has no device {device} here; it has {', '.join(found)}: choose with --device")
+        built = torch.version.cuda is not None or torch.version.hip is not None
+        advice = ", or install a torch that was built for CUDA" if device.type == "cuda" and not built else ""
+        raise DeviceError(f"torch has no device {device} here; it has {', '.join(found)}: choose with --device{advice}")
     return device
 
 
