@@ -115,6 +115,8 @@ class _Running:
     """Tokens of ``tokens`` sent round so far."""
     tokens: list[int]
     """The prompt, then what was generated."""
+    reused: int = 0
+    """Tokens at the front that were in the cache already."""
     awaiting_sample: bool = False
 
     @property
@@ -207,7 +209,7 @@ class Scheduler:
         parts = [(running, 1) for running in self._running.values() if running.left == 1]
         parts = parts[: -(-answers // batches)]
         if reading:
-            room = self._pace.chunk(answers, max(running.left for running in reading))
+            room = self._pace.chunk(answers, max(len(running.tokens) - running.reused for running in reading))
             for running in reading:
                 if room > 0:
                     parts.append((running, min(running.left, room)))
@@ -276,7 +278,9 @@ class Scheduler:
             slot = max(free, key=lambda s: (_reusable(s, request), -len(s.held), -s.number))
             reused = _reusable(slot, request)
             slot.busy, slot.owner = True, request.asker
-            self._running[request.name] = _Running(request, slot, fed=reused, tokens=list(request.prompt))
+            self._running[request.name] = _Running(
+                request, slot, fed=reused, tokens=list(request.prompt), reused=reused
+            )
             self._events.append(Started(request.name, reused))
 
     def _take_waiting(self) -> Request:

@@ -25,6 +25,7 @@ from kafila.ring.schedule import (
     Verdict,
 )
 from kafila.types import FinishReason, History, NodeId, Sampling
+from tests.ring.pipeline import Fixed
 
 STOP_ID = 0
 CONTEXT = 24
@@ -85,7 +86,7 @@ class Mix(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(slots=2, context=CONTEXT, batches_in_flight=2, chunk_tokens=4)
+        self.scheduler = Scheduler(slots=2, context=CONTEXT, pace=Fixed(2, 4))
         self.ring = StandInRing()
         self.answers: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
@@ -169,7 +170,7 @@ def run_one(scheduler: Scheduler, token: int = 5) -> Batch:
 
 
 def test_a_prompt_is_prefilled_in_chunks_that_follow_one_another_without_waiting() -> None:
-    scheduler = Scheduler(slots=1, context=64, batches_in_flight=3, chunk_tokens=4)
+    scheduler = Scheduler(slots=1, context=64, pace=Fixed(3, 4))
     scheduler.submit(ask("a", 10))
     batches = [scheduler.next_batch() for _ in range(3)]
     segments = [batch.segments[0] for batch in batches if batch is not None]
@@ -177,7 +178,7 @@ def test_a_prompt_is_prefilled_in_chunks_that_follow_one_another_without_waiting
 
 
 def test_a_running_answer_rides_along_with_every_chunk_of_another_prompt() -> None:
-    scheduler = Scheduler(slots=2, context=64, batches_in_flight=1, chunk_tokens=4)
+    scheduler = Scheduler(slots=2, context=64, pace=Fixed(1, 4))
     scheduler.submit(ask("talking", 1))
     run_one(scheduler)
     scheduler.submit(ask("long", 20, ASKERS[1]))
@@ -187,7 +188,7 @@ def test_a_running_answer_rides_along_with_every_chunk_of_another_prompt() -> No
 
 
 def test_two_answers_travel_in_two_batches_so_that_two_stages_work() -> None:
-    scheduler = Scheduler(slots=2, context=64, batches_in_flight=2)
+    scheduler = Scheduler(slots=2, context=64, pace=Fixed(2))
     scheduler.submit(ask("a", 1))
     scheduler.submit(ask("b", 1, ASKERS[1]))
     first, second = scheduler.next_batch(), scheduler.next_batch()
@@ -197,7 +198,7 @@ def test_two_answers_travel_in_two_batches_so_that_two_stages_work() -> None:
 
 
 def test_a_second_turn_prefills_only_what_is_new() -> None:
-    scheduler = Scheduler(slots=1, context=64, batches_in_flight=1)
+    scheduler = Scheduler(slots=1, context=64, pace=Fixed(1))
     scheduler.submit(ask("turn 1", 10, max_tokens=2))
     run_one(scheduler, token=11)
     run_one(scheduler, token=12)
@@ -207,7 +208,7 @@ def test_a_second_turn_prefills_only_what_is_new() -> None:
 
 @given(st.integers(2, 20))
 def test_nobody_reuses_the_cache_of_another_person(prompt_tokens: int) -> None:
-    scheduler = Scheduler(slots=1, context=64, batches_in_flight=1)
+    scheduler = Scheduler(slots=1, context=64, pace=Fixed(1))
     scheduler.submit(ask("mine", prompt_tokens, max_tokens=1))
     run_one(scheduler)
     scheduler.submit(ask("yours", prompt_tokens, ASKERS[1]))
@@ -215,7 +216,7 @@ def test_nobody_reuses_the_cache_of_another_person(prompt_tokens: int) -> None:
 
 
 def test_askers_take_turns_at_the_slots() -> None:
-    scheduler = Scheduler(slots=1, context=64, batches_in_flight=1)
+    scheduler = Scheduler(slots=1, context=64, pace=Fixed(1))
     for n in range(3):
         scheduler.submit(ask(f"greedy {n}", 1, max_tokens=1))
     scheduler.submit(ask("patient", 1, ASKERS[1], max_tokens=1))
@@ -227,8 +228,21 @@ def test_askers_take_turns_at_the_slots() -> None:
     assert started == ["greedy 0", "patient", "greedy 1", "greedy 2"]
 
 
+def test_whoever_has_the_fewest_slots_comes_first() -> None:
+    scheduler = Scheduler(slots=3, context=64, pace=Fixed(1))
+    for n in range(5):
+        scheduler.submit(ask(f"greedy {n}", 1, max_tokens=1 if n < 2 else 9))
+    scheduler.submit(ask("second", 1, ASKERS[1], max_tokens=9))
+    scheduler.submit(ask("third", 1, ASKERS[2], max_tokens=9))
+    run_one(scheduler)  # two of the greedy one's three are done, and two slots free
+    started = []
+    while (event := scheduler.next_event()) is not None:
+        started += [event.name] if isinstance(event, Started) else []
+    assert started[3:] == ["second", "third"]
+
+
 def test_what_cannot_be_served_is_told_at_once() -> None:
-    scheduler = Scheduler(slots=1, context=8, batches_in_flight=1)
+    scheduler = Scheduler(slots=1, context=8, pace=Fixed(1))
     assert scheduler.submit(ask("too long", 8)) is Verdict.TOO_LONG
     assert scheduler.submit(ask("empty", 0)) is Verdict.TOO_LONG
     assert scheduler.submit(ask("a", 1)) is Verdict.ACCEPTED
@@ -241,7 +255,7 @@ def test_what_cannot_be_served_is_told_at_once() -> None:
 
 
 def test_a_batch_reported_twice_changes_nothing() -> None:
-    scheduler = Scheduler(slots=1, context=8, batches_in_flight=1)
+    scheduler = Scheduler(slots=1, context=8, pace=Fixed(1))
     scheduler.submit(ask("a", 1))
     batch = run_one(scheduler)
     scheduler.completed(batch.number, [])

@@ -1,0 +1,129 @@
+"""What the pace decides, by what comes of it in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafila.ring.pace import CHUNKS, MAX_BATCHES, MAX_STRETCH, Pace
+from tests.ring.pipeline import Fixed, Pipeline
+
+Cost = Callable[[int], float]
+
+
+def linear(read_s: float, row_s: float) -> Cost:
+    """A stage that reads its weights once a batch and computes for every row."""
+    return lambda rows: read_s + row_s * rows
+
+
+costs = st.builds(linear, st.sampled_from([0.001, 0.01, 0.03]), st.sampled_from([0.0, 0.0002, 0.003, 0.02]))
+
+
+def tokens_per_s(pipeline: Pipeline, users: int) -> float:
+    """In steady state, after a warm-up in which the pace has seen what there is to see."""
+    for n in range(users):
+        pipeline.ask(f"user {n}", 20, 400)
+    pipeline.run(lambda: all(len(times) >= 60 for times in pipeline.tokens.values()))
+    began = pipeline.now
+    before = sum(map(len, pipeline.tokens.values()))
+    pipeline.run(lambda: all(len(times) >= 140 for times in pipeline.tokens.values()))
+    return (sum(map(len, pipeline.tokens.values())) - before) / (pipeline.now - began)
+
+
+@settings(max_examples=12)
+@given(st.lists(costs, min_size=1, max_size=4), st.sampled_from([0.0, 0.002, 0.05]), st.integers(1, 8))
+def test_the_ring_yields_what_the_best_fixed_number_of_batches_would(
+    stages: list[Cost], hop_s: float, users: int
+) -> None:
+    ours = tokens_per_s(Pipeline(Pace(len(stages)), stages, hop_s), users)
+    fixed = [tokens_per_s(Pipeline(Fixed(m), stages, hop_s), users) for m in range(1, users + 1)]
+    assert ours >= 0.9 * max(fixed)
+
+
+def test_one_batch_where_reading_is_all_and_the_stages_differ() -> None:
+    pipeline = Pipeline(Pace(2), [linear(0.03, 0), linear(0.002, 0)])
+    assert tokens_per_s(pipeline, 4) == pytest.approx(4 / 0.032, rel=0.05)
+    assert pipeline.pace.batches(4) == 1
+
+
+def test_a_batch_a_stage_where_every_row_costs_the_same() -> None:
+    pipeline = Pipeline(Pace(2), [linear(0, 0.01), linear(0, 0.01)])
+    assert tokens_per_s(pipeline, 4) == pytest.approx(100, rel=0.05)
+    assert pipeline.pace.batches(4) >= 2
+
+
+def test_more_batches_than_stages_where_links_are_long_and_rows_cost() -> None:
+    pipeline = Pipeline(Pace(2), [linear(0.0005, 0.01)] * 2, hop_s=0.05)
+    tokens_per_s(pipeline, 6)
+    assert pipeline.pace.batches(6) > 2
+
+
+@settings(max_examples=12)
+@given(
+    st.lists(
+        st.builds(linear, st.sampled_from([0.005, 0.02]), st.sampled_from([0.0001, 0.001, 0.004])),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([0.0, 0.005, 0.05]),
+    st.integers(1, 3),
+)
+def test_a_long_prompt_stretches_the_gaps_of_running_answers_at_most_fourfold(
+    stages: list[Cost], hop_s: float, users: int
+) -> None:
+    pipeline = Pipeline(Pace(len(stages)), stages, hop_s)
+    for n in range(users):
+        pipeline.ask(f"user {n}", 20, 8000)
+    pipeline.run(lambda: all(len(times) >= 40 for times in pipeline.tokens.values()))
+    began = pipeline.now
+    pipeline.ask("long", 2048, 1)
+    pipeline.run(lambda: "long" in pipeline.finished)
+    for n in range(users):
+        times = pipeline.tokens[f"user {n}"]
+        gaps = [(later, later - earlier) for earlier, later in pairwise(times[10:])]
+        usual = median(gap for at, gap in gaps if at <= began)
+        assert max(gap for at, gap in gaps if at > began) <= 4 * usual
+
+
+@pytest.mark.parametrize("row_s", [0.0001, 0.0005, 0.002])
+def test_a_prompt_on_two_stages_is_read_almost_twice_as_fast_as_on_one(row_s: float) -> None:
+    one = Pipeline(Pace(1), [linear(0.026, 2 * row_s)])
+    two = Pipeline(Pace(2), [linear(0.013, row_s)] * 2, hop_s=0.0005)
+    first_token: dict[int, float] = {}
+    for pipeline in (one, two):
+        pipeline.ask("warm", 30, 30)
+        pipeline.run()
+        for n in range(3):  # the first long prompts teach what long chunks cost
+            began = pipeline.now
+            pipeline.ask(f"long {n}", 1024, 1)
+            pipeline.run()
+            first_token[len(pipeline.stage_s)] = pipeline.finished[f"long {n}"] - began
+    # Chunks on their way through two stages take one chunk's time more than they keep a stage busy.
+    best = min((-(-1024 // size) + 1) * (0.013 + row_s * size) for size in CHUNKS)
+    assert first_token[2] <= 1.05 * best
+    assert first_token[2] < 0.8 * first_token[1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 600), st.lists(st.floats(0, 10), min_size=3, max_size=3), st.floats(0, 40)),
+        max_size=60,
+    ),
+    st.integers(0, 40),
+    st.integers(1, 5000),
+)
+def test_whatever_was_measured_the_decisions_can_be_followed(
+    seen: list[tuple[int, list[float], float]], answers: int, prompt_tokens: int
+) -> None:
+    pace = Pace(3)
+    for rows, stage_s, circuit_s in seen:
+        pace.record(rows, stage_s, circuit_s)
+    assert 1 <= pace.batches(answers) <= max(1, min(answers, MAX_BATCHES))
+    assert pace.chunk(answers, prompt_tokens) in CHUNKS
+    assert pace.prefill_batches(answers) >= 3
+    assert MAX_STRETCH < 4
