@@ -29,10 +29,17 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
         raise click.BadParameter("whole numbers with commas between them, as in 10,5,15") from None
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.option("--host", "hosting", is_flag=True, help="Open a session and print its code.")
 @click.option("--join", "code", metavar="CODE", help="Join the session with this code.")
-@click.option("--model", metavar="PATH", help="The checkpoint folder; when joining, where this machine keeps it.")
+@click.option(
+    "--model",
+    metavar="WHERE",
+    help="The checkpoint: a folder, https://host/path/, or org/name[@revision] on the hub. When joining: where this "
+    "machine has it, if not from where the host has.",
+)
 @click.option("--members", type=click.IntRange(1, 64), help="Host: how many to wait for, you included.")
 @click.option("--context", type=click.IntRange(16), help="Host: tokens a conversation may hold.")
 @click.option(
@@ -94,11 +101,12 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write what was measured to this file.")
 @click.option("--quiet", is_flag=True, help="No status lines.")
 @click.version_option(package_name="kafila")
-def node(**options: Any) -> None:
+@click.pass_context
+def node(context: click.Context, **options: Any) -> None:
     """Pool computers of people who trust one another to serve one language model.
 
     \b
-      kafila-node --host --model FOLDER --members 3      prints a session code
+      kafila-node --host --model WHERE --members 3       prints a session code
       kafila-node --join CODE                            on each friend's machine
 
     Then type questions, on any of them. In a pipe, each line is a question of its own:
@@ -106,13 +114,45 @@ def node(**options: Any) -> None:
     \b
       echo "Why is the sky blue?" | kafila-node --join CODE
     """
-    _run(lambda: _node(options))
+    if context.invoked_subcommand is None:
+        _run(lambda: _node(options))
 
 
 def _node(options: dict[str, Any]) -> None:
     from kafila.commands import host_or_join  # noqa: PLC0415  - see the module docstring
 
     host_or_join(options)
+
+
+@node.group()
+def cache() -> None:
+    """The checkpoints that have been fetched to this machine."""
+
+
+@cache.command("list")
+def cache_list() -> None:
+    """What is there, how much of it, and when it was used last."""
+
+    def run() -> None:
+        from kafila.cache_commands import list_cache  # noqa: PLC0415  - see the module docstring
+
+        list_cache()
+
+    _run(run)
+
+
+@cache.command("prune")
+@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="What was not used for so many days.")
+@click.option("--all", "everything", is_flag=True, help="Everything that is not in use now.")
+def cache_prune(older_than: float | None, *, everything: bool) -> None:
+    """Remove checkpoints to make room."""
+
+    def run() -> None:
+        from kafila.cache_commands import prune_cache  # noqa: PLC0415  - see the module docstring
+
+        prune_cache(older_than, everything=everything)
+
+    _run(run)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
