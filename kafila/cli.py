@@ -102,7 +102,7 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
 @click.option("--quiet", is_flag=True, help="No status lines.")
 @click.version_option(package_name="kafila")
 @click.pass_context
-def node(context: click.Context, **options: Any) -> None:
+def node(invocation: click.Context, /, **options: Any) -> None:
     """Pool computers of people who trust one another to serve one language model.
 
     \b
@@ -114,7 +114,7 @@ def node(context: click.Context, **options: Any) -> None:
     \b
       echo "Why is the sky blue?" | kafila-node --join CODE
     """
-    if context.invoked_subcommand is None:
+    if invocation.invoked_subcommand is None:
         _run(lambda: _node(options))
 
 
