@@ -33,7 +33,8 @@ class Wishes:
 
 
 def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffer, wishes: Wishes) -> Plan | Declined:
-    """Divide the offered model among ``members``; the first is the host and the anchor."""
+    """Divide the offered model among ``members``; the first is the host and the anchor, and has a place in the ring:
+    the session is its own."""
     return plan_session(
         [
             Member.from_capability(info.name, capability, rtt_s=info.rendezvous_rtt_s, nat=class_of(info))
@@ -50,6 +51,7 @@ def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffe
         margin=wishes.margin,
         head_stays=wishes.head_stays,
         count_relays=wishes.count_relays,
+        host_must_serve=True,
     )
 
 

@@ -247,9 +247,17 @@ class HostSession(_Machine):
             self._events.append(PlanWanted(measured))
 
     def assign(self, plan: str, ring: Sequence[NodeId]) -> None:
-        """The plan is made: tell everybody. ``ring`` begins at the head."""
+        """The plan is made: tell everybody. ``ring`` begins at the head and has the host in it; members that it leaves
+        out are let go in words, for nothing leads from them to the head."""
         self._epoch += 1
         self._ring = tuple(self._members[node].info for node in ring)
+        for node in [node for node in self._members if node not in ring]:
+            text = (
+                f"the session of {self._me.name} answers faster without this machine, so it is left out; "
+                "with --objective bottleneck everybody serves"
+            )
+            self._send(node, Over(text, (), True))
+            del self._members[node]
         assignment = Assign(self._epoch, plan, self._ring)
         self._tell(assignment)
         self._events.append(BuildWanted(assignment))

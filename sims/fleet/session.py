@@ -111,8 +111,11 @@ class _Session:
                 await member.serving_or_ended()
         if isinstance(host.failure, PlanDeclined):
             return Refused(str(host.failure))
+        if not host.serving.is_set():
+            raise SessionError(f"{host.name} does not serve: {host.failure or host.last_words}")
+        ring = self._plan().names
         for member in self._members:
-            if not member.serving.is_set():
+            if member.name in ring and not member.serving.is_set():
                 raise SessionError(f"{member.name} does not serve: {member.failure or member.last_words}")
         formed_s = trio.current_time() - began
         await trio.sleep(SETTLE_S)
@@ -170,8 +173,9 @@ class _Session:
         return Plan.from_json(records[-1][1]["plan"])
 
     async def _ask(self, user: int) -> Mapping[str, Any]:
-        """One question of a user's, asked at the host or at the members after it; what its trace has of the answer."""
-        member = self._members[(self._fleet.host + user) % len(self._members)]
+        """One question of a user's, asked at the host or at those after it in the ring; what came of it."""
+        askers = [member for member in self._members if member.serving.is_set()]
+        member = askers[(askers.index(self._members[self._fleet.host]) + user) % len(askers)]
         return await member.ask(self._trial.prompt_tokens, self._trial.answer_tokens)
 
     async def _crowd(self, head: Member) -> float:
