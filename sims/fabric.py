@@ -8,6 +8,7 @@ once every other task is blocked, so the order in which Trio happened to step th
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,8 +16,8 @@ from random import Random
 from typing import ParamSpec
 
 import trio
-import trio.testing
 
+from sims.clock import events_between_jumps
 from sims.packet import Drop, Packet
 from sims.trace import Record, Sink, What
 
@@ -42,7 +43,6 @@ class Fabric:
         self._ranks = _CONTROL_RANK
         self._control_serial = 0
         self._event_time: float | None = None
-        self._wake = trio.Event()
 
     def random(self, name: str) -> Random:
         """A generator of its own for the part called ``name``: adding a part never changes another's draws."""
@@ -60,10 +60,7 @@ class Fabric:
 
     def push(self, time_s: float, rank: int, serial: int, action: Callable[[float], None]) -> None:
         """Run ``action(time_s)`` at ``time_s``. (rank, serial) must be unique among events of one time."""
-        event = (time_s, rank, serial, action)
-        heapq.heappush(self._heap, event)
-        if self._heap[0] is event and self._event_time is None:
-            self._wake.set()
+        heapq.heappush(self._heap, (time_s, rank, serial, action))
 
     def at(self, time_s: float, action: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Do something at an instant of the Trio clock (a mock clock starts at zero); the past means at once."""
@@ -76,13 +73,24 @@ class Fabric:
 
     async def run(self) -> None:
         """Deliver until cancelled. Exactly one task does this for a network."""
-        while True:
-            self._wake = trio.Event()
-            with trio.move_on_at(self._heap[0][0] if self._heap else float("inf")):
-                await self._wake.wait()
-            # Let whoever is still to send at this instant do so: then order is ours alone to decide.
-            await trio.testing.wait_all_tasks_blocked()
-            self._run_due(trio.current_time())
+        task, parked = trio.lowlevel.current_task(), False
+
+        def next_event() -> float:
+            return self._heap[0][0] if self._heap and parked else math.inf
+
+        def wake() -> None:
+            nonlocal parked
+            parked = False
+            trio.lowlevel.reschedule(task)
+
+        def leave(_raise_cancel: object) -> trio.lowlevel.Abort:
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        with events_between_jumps(next_event, wake):
+            while True:
+                parked = True
+                await trio.lowlevel.wait_task_rescheduled(leave)
+                self._run_due(trio.current_time())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

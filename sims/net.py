@@ -73,7 +73,8 @@ class VirtualSocket:
 
     async def receive_batch(self, limit: int) -> list[tuple[bytes, Address]]:
         """Wait for one datagram, then take up to ``limit``. Raises ``trio.ClosedResourceError`` once closed."""
-        await trio.lowlevel.checkpoint()
+        if self._inbox or self._closed:
+            await trio.lowlevel.checkpoint()  # else parking is one
         while not self._inbox:
             if self._closed:
                 raise trio.ClosedResourceError

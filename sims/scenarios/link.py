@@ -179,7 +179,7 @@ class Link:
     @staticmethod
     async def _send_frames(flow: Flow, pace: Pace) -> None:
         padding = bytes(pace["frame_bytes"] - _FRAME.size)
-        while flow.is_open and flow.sender.mesh.is_linked(flow.receiver.node_id):
+        while flow.is_open and not flow.sender.downs:
             now = trio.current_time()
             frame = _FRAME.pack(len(flow.sent), now) + padding
             flow.sent.append(now)
