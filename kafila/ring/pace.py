@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 MAX_STRETCH = 2.5
@@ -36,6 +36,8 @@ _SIZES = 32
 """Numbers of rows that are remembered, those seen last."""
 _SLOWLY = 1 / 2048
 """How fast what lies between the stages is believed to have grown: a path that became slower is noticed in minutes."""
+_LOOK_EVERY = 4
+"""Batches between two looks at the times: deciding costs as much as a small model's block, and changes little."""
 _BETTER = 0.95
 """A change of course must promise a gap shorter by this, or noise would change it all the time."""
 
@@ -70,9 +72,17 @@ class Pace:
         """Of a circuit, what is no stage's: links, and handing over."""
         self._medians: list[tuple[int, tuple[float, ...]]] = []
         self._course: dict[int, int] = {}
+        self._decided: dict[tuple[int, ...], int] = {}
+        """Since the last look at the times."""
+        self._until_look = 0
 
     def record(self, rows: int, stage_s: Sequence[float], circuit_s: float) -> None:
         """A batch of ``rows`` has been round; ``stage_s`` has one entry a stage."""
+        self._until_look -= 1
+        if self._until_look <= 0 or rows not in self._times:
+            self._until_look = _LOOK_EVERY
+            self._medians = []
+            self._decided.clear()
         self._times.setdefault(rows, deque(maxlen=_KEPT)).append(tuple(stage_s))
         self._times.move_to_end(rows)
         if len(self._times) > _SIZES:
@@ -82,7 +92,6 @@ class Pace:
             self._between_s = between_s
         else:  # most often it waited behind another batch; only if that lasts it is the links
             self._between_s += _SLOWLY * (between_s - self._between_s)
-        self._medians = []
 
     def stage_s(self, rows: int, *, hopeful: bool = False) -> tuple[float, ...] | None:
         """What each stage takes for ``rows``: between two numbers that were seen, in proportion. Below the least it may
@@ -100,20 +109,25 @@ class Pace:
             return _between(lower, upper, (rows - least) / (most - least))
         return tuple(time * rows / most for time in upper) if rows > most else lower
 
-    def gap_s(self, batches: int, rows: int, *, hopeful: bool = False) -> float:
-        """How long an answer waits for its next token with ``batches`` of ``rows`` on their way; 0 before any was."""
-        stages = self.stage_s(rows, hopeful=hopeful)
-        if stages is None:
+    def gap_s(self, sizes: Sequence[int], *, hopeful: bool = False) -> float:
+        """How long an answer waits for its next token with batches of ``sizes`` on their way; 0 before any was."""
+        largest = self.stage_s(max(sizes), hopeful=hopeful)
+        if largest is None:
             return 0.0
-        return max(batches * max(stages), sum(stages) + (self._between_s or 0.0))
+        every = [(self.stage_s(size, hopeful=hopeful) or (), sizes.count(size)) for size in set(sizes)]
+        busiest = max(sum(stages[n] * times for stages, times in every) for n in range(self._stages))
+        return max(busiest, sum(largest) + (self._between_s or 0.0))
 
     def batches(self, answers: int) -> int:
         """Into how many batches to divide ``answers`` running ones: as many as there are stages, until times say
         better."""
+        return self._once((answers,), lambda: self._best_batches(answers))
+
+    def _best_batches(self, answers: int) -> int:
         most = max(1, min(answers, MAX_BATCHES))
         course = min(self._course.get(answers, self._stages), most)
         if self._times:
-            gaps = {m: self.gap_s(m, -(-answers // m), hopeful=True) for m in range(1, most + 1)}
+            gaps = {m: self.gap_s(_divided(answers, m), hopeful=True) for m in range(1, most + 1)}
             best = min(gaps, key=lambda m: (gaps[m], -m))
             if gaps[best] < _BETTER * gaps[course]:
                 course = best
@@ -122,15 +136,19 @@ class Pace:
 
     def chunk(self, answers: int, prompt_tokens: int) -> int:
         """How many tokens of prompts may ride in one batch; ``prompt_tokens`` is the longest prompt."""
+        return self._once((answers, prompt_tokens), lambda: self._best_chunk(answers, prompt_tokens))
+
+    def _best_chunk(self, answers: int, prompt_tokens: int) -> int:
         if not self._times:
             return FIRST_CHUNK if self._stages > 1 else CHUNKS[-1]
         if not answers:
             return min(CHUNKS, key=lambda size: (self._prompt_s(size, prompt_tokens), -size))
         batches = self.batches(answers)
-        rows = -(-answers // batches)
-        allowed = MAX_STRETCH * self.gap_s(batches, rows)
-        crowd = max(batches, self._stages)
-        return max((size for size in CHUNKS if self.gap_s(crowd, rows + size) <= allowed), default=CHUNKS[0])
+        sizes = _divided(answers, batches)
+        allowed = MAX_STRETCH * self.gap_s(sizes)
+        crowd = [sizes[0]] * max(batches, self._stages)
+        fitting = (size for size in CHUNKS if self.gap_s([rows + size for rows in crowd]) <= allowed)
+        return max(fitting, default=CHUNKS[0])
 
     def prefill_batches(self, answers: int) -> int:
         """How many batches may be on their way while a prompt is read in: so many that no stage waits; beside running
@@ -138,6 +156,12 @@ class Pace:
         if answers:
             return max(self.batches(answers), self._stages)
         return min(2 * self._stages, MAX_BATCHES) if self._stages > 1 else 1
+
+    def _once(self, question: tuple[int, ...], decide: Callable[[], int]) -> int:
+        """A decision stands until the times are looked at again."""
+        if question not in self._decided:
+            self._decided[question] = decide()
+        return self._decided[question]
 
     def _prompt_s(self, size: int, tokens: int) -> float:
         """From a prompt's first chunk of ``size`` leaving to its last being back."""
@@ -150,6 +174,12 @@ class Pace:
         if not self._medians:
             self._medians = sorted((rows, _medians(times)) for rows, times in self._times.items())
         return self._medians
+
+
+def _divided(answers: int, batches: int) -> list[int]:
+    """The sizes of ``batches`` that share ``answers`` as evenly as can be, the larger ones first."""
+    each, larger = divmod(answers, batches)
+    return [each + 1] * larger + [each] * (batches - larger)
 
 
 def _between(lower: Sequence[float], upper: Sequence[float], part: float) -> tuple[float, ...]:

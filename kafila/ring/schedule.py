@@ -207,7 +207,8 @@ class Scheduler:
         if len(self._in_flight) >= (self._pace.prefill_batches(answers) if reading else batches):
             return None
         parts = [(running, 1) for running in self._running.values() if running.left == 1]
-        parts = parts[: -(-answers // batches)]
+        to_come = max(batches - len(self._in_flight), 1)
+        parts = parts[: min(-(-len(parts) // to_come), -(-answers // batches))]
         if reading:
             room = self._pace.chunk(answers, max(len(running.tokens) - running.reused for running in reading))
             for running in reading:
