@@ -1,8 +1,9 @@
 """The cost model: equation (2) of the paper, as exact integers.
 
-A stage of ``n`` blocks costs ``o + n * block_bytes / bandwidth``, and at the head ``head_read_bytes / bandwidth``
+A stage of ``n`` blocks costs ``o + n * block_bytes / bandwidth``, and at the head ``head_read_bytes`` over its own rate
 more: the head reads its unembedding once per token, while the embedding it also keeps resident is a lookup of one
-row.
+row. The paper reads it at the blocks' bandwidth; one long matrix is read faster than a block's short ones, so where the
+member measured its head, that rate is used.
 
 Costs are integers, in ticks of one femtosecond. Algorithm 1 asks whether a stage fits under a bound that is itself
 some stage's cost; in floating point ``(fixed + n * per - fixed) / per`` may come out below ``n`` and the bound refuse
@@ -99,7 +100,7 @@ def price(member: Member, manifest: ModelManifest, limits: Limits, tier: Tier) -
         return Device(
             overhead=to_ticks(member.overhead_s),
             per_block=read_ticks(manifest.block_bytes, member.bandwidth_bytes_per_s),
-            head_read=read_ticks(manifest.head_read_bytes, member.bandwidth_bytes_per_s),
+            head_read=read_ticks(manifest.head_read_bytes, _head_rate(member, member.bandwidth_bytes_per_s)),
             limit=limits.plain,
             head_limit=limits.head,
         )
@@ -107,3 +108,9 @@ def price(member: Member, manifest: ModelManifest, limits: Limits, tier: Tier) -
         per_block = read_ticks(manifest.block_bytes, member.flops)
         return Device(0, per_block, 0, limits.plain, limits.head)
     return None
+
+
+def _head_rate(member: Member, bandwidth_bytes_per_s: float) -> float:
+    """Bytes a second at the head: as measured, else the blocks'."""
+    rate = member.head_bytes_per_s
+    return rate if rate is not None and measured(rate, positive=True) else bandwidth_bytes_per_s

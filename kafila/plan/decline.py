@@ -22,7 +22,7 @@ _GB = 10**9
 
 def decline(problem: Problem) -> Declined:
     """Why ``problem``, which :func:`admits` refuses, has no plan."""
-    blocks = problem.need.blocks
+    blocks = problem.manifest.blocks
     if len(problem.serving) > blocks:
         message = (
             f"{len(problem.members)} members cannot each hold a part of {problem.manifest.name}: it has "
@@ -33,7 +33,7 @@ def decline(problem: Problem) -> Declined:
         )
     counts = problem.settled()
     if counts is not None:
-        return _overloaded(problem, overloads(counts, 0, problem.rooms, problem.need))
+        return _overloaded(problem, overloads(counts, 0, problem.rooms, problem.needs))
     small = [place for place in problem.serving if problem.limits[place].plain < 1]
     if small:
         return _too_small_for_one(problem, min(small, key=lambda place: problem.rooms[place]))
@@ -47,7 +47,7 @@ def _overloaded(problem: Problem, over: Sequence[Overload]) -> Declined:
     """A division that was settled beforehand does not fit: the worst is named, the others listed."""
     worst = over[0]
     name, room = problem.members[worst.place].name, problem.rooms[worst.place]
-    need = problem.need.of(worst.blocks, is_head=worst.is_head)
+    need = problem.needs[worst.place].of(worst.blocks, is_head=worst.is_head)
     share = counted(worst.blocks, "block") + (" and the head" if worst.is_head else "")
     message = (
         f"{name} cannot hold its share of {_served(problem)}: {share} need {size(need)}, it has room for {size(room)}, "
@@ -59,7 +59,7 @@ def _overloaded(problem: Problem, over: Sequence[Overload]) -> Declined:
 
 
 def _too_small_for_one(problem: Problem, place: int) -> Declined:
-    name, room, need = problem.members[place].name, problem.rooms[place], problem.need.per_block
+    name, room, need = problem.members[place].name, problem.rooms[place], problem.needs[place].of(1, is_head=False)
     message = (
         f"{name} cannot hold even one block of {_served(problem)}: a block needs {size(need)}, it has room for "
         f"{size(room)}, {size(need - room)} too little"
@@ -68,7 +68,7 @@ def _too_small_for_one(problem: Problem, place: int) -> Declined:
 
 
 def _too_small_for_the_head(problem: Problem, place: int) -> Declined:
-    name, room, need = problem.members[place].name, problem.rooms[place], problem.need.of(1, is_head=True)
+    name, room, need = problem.members[place].name, problem.rooms[place], problem.needs[place].of(1, is_head=True)
     who = "the roomiest member" if len(problem.heads) > 1 else "which opened the session"
     message = (
         f"{name}, {who}, cannot hold the head of {_served(problem)}: with one block it needs {size(need)}, "
@@ -78,15 +78,15 @@ def _too_small_for_the_head(problem: Problem, place: int) -> Declined:
 
 
 def _too_small_together(problem: Problem) -> Declined:
-    limits, need = problem.limits, problem.need
+    limits, blocks = problem.limits, problem.manifest.blocks
     plain = sum(limit.plain for limit in limits)
     heads = [limits[place] for place in problem.heads if limits[place].head]
     most = max(plain - head.plain + head.head for head in heads)
-    shortfall = (need.blocks - most) * need.per_block
+    shortfall = (blocks - most) * min(need.per_block for need in problem.needs)
     least = _smallest(problem)
     message = (
         f"{_served(problem)} does not fit: with the head, {counted(len(limits), 'member')} can hold {most} of its "
-        f"{counted(need.blocks, 'block')}, {size(shortfall)} too little; "
+        f"{counted(blocks, 'block')}, {size(shortfall)} too little; "
         f"{problem.members[least].name} has the least room, {size(problem.rooms[least])}"
     )
     return _because(problem, least, shortfall, message)
@@ -159,7 +159,7 @@ def _one_more(problem: Problem) -> str | None:
         more = replace(like, name="one more", memory_bytes=gigabytes * _GB, memory_is_exact=False)
         return not admits(replace(problem, members=(*problem.members, more)))
 
-    most = 2 * problem.need.total // _GB + 1
+    most = 2 * problem.needs[0].total // _GB + 1
     too_small = _largest(lacking, most)
     return f"one more member with {too_small + 1:,} GB of memory" if too_small < most else None
 
@@ -169,7 +169,9 @@ def _quantized(problem: Problem) -> str | None:
     for bits, parts in _QUANTIZED.items():
         block_bytes, head_bytes = manifest.block_bytes * parts // 32, manifest.head_bytes * parts // 32
         smaller = replace(manifest, block_bytes=block_bytes, head_bytes=head_bytes)
-        if admits(replace(problem, manifest=smaller)):
+        # What the members reported is of the weights as they are.
+        members = tuple(replace(one, block_memory_bytes=None, head_memory_bytes=None) for one in problem.members)
+        if admits(replace(problem, manifest=smaller, members=members)):
             return f"a checkpoint quantized to {bits} bits"
     return None
 

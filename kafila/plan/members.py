@@ -38,6 +38,14 @@ class Member:
     nat: NatClass
     memory_is_exact: bool = False
     """The owner stated how much may be used (``--memory``): no headroom is taken off that."""
+    head_bytes_per_s: float | None = None
+    """How fast this member goes through the bytes the head reads; ``None``: as fast as through blocks."""
+    block_memory_bytes: int | None = None
+    """What a block's weights take on this member, the reserved cache apart; ``None``: what the manifest says."""
+    head_memory_bytes: int | None = None
+    """What the head takes; likewise."""
+    workspace_bytes: int = 0
+    """What loading and computing need besides."""
 
     @classmethod
     def from_capability(cls, name: str, capability: Capability, *, rtt_s: float | None, nat: NatClass) -> Member:
@@ -50,6 +58,10 @@ class Member:
             flops=capability.flops,
             rtt_s=rtt_s,
             nat=nat,
+            head_bytes_per_s=capability.head_bytes_per_s,
+            block_memory_bytes=capability.block_memory_bytes,
+            head_memory_bytes=capability.head_memory_bytes,
+            workspace_bytes=capability.workspace_bytes,
         )
 
     @property

@@ -49,7 +49,7 @@ class Stage:
     stage_s: float | None
     """Predicted seconds per token, equation (2); ``None`` where it could not be priced."""
     memory_used_bytes: int
-    """Weights and reserved cache, the head's included."""
+    """Weights, reserved cache and workspace, the head's included."""
     memory_room_bytes: int
     """What may be used, headroom taken off."""
 

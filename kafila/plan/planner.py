@@ -153,7 +153,7 @@ def _search(problem: Problem, devices: Sequence[Device] | None) -> dict[tuple[Ob
     found: dict[tuple[Objective, int], Placement] = {}
     if devices is None:
         return found
-    blocks, users, latencies = problem.need.blocks, problem.rule.users, problem.latencies
+    blocks, users, latencies = problem.manifest.blocks, problem.rule.users, problem.latencies
     whole = None
     if len(devices) <= blocks:
         fixed = problem.tier is not Tier.COST or problem.rule.head_stays
@@ -208,7 +208,7 @@ def _write(
 def _stages(
     problem: Problem, chosen: Placement, order: Sequence[int], devices: Sequence[Device] | None
 ) -> tuple[Stage, ...]:
-    circuit, need, rooms = chosen.circuit, problem.need, problem.rooms
+    circuit, needs, rooms = chosen.circuit, problem.needs, problem.rooms
     ends = list(accumulate(chosen.counts[place] for place in circuit))
     times: list[float | None] = [None] * len(circuit)
     if devices is not None and problem.tier is Tier.COST:
@@ -219,7 +219,7 @@ def _stages(
             name=problem.members[place].name,
             blocks=BlockRange(stop - chosen.counts[place], stop),
             stage_s=time,
-            memory_used_bytes=need.of(chosen.counts[place], is_head=place == chosen.head),
+            memory_used_bytes=needs[place].of(chosen.counts[place], is_head=place == chosen.head),
             memory_room_bytes=rooms[place],
         )
         for place, stop, time in zip(circuit, ends, times, strict=True)

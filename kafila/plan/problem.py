@@ -40,9 +40,9 @@ class Problem:
     """One way, in ticks, by places in the ring; ``None`` where some pair has no price."""
 
     @property
-    def need(self) -> Need:
-        """What the model takes in memory."""
-        return need_of(self.manifest, self.workload)
+    def needs(self) -> tuple[Need, ...]:
+        """What the model takes in each member's memory."""
+        return tuple(need_of(self.manifest, self.workload, member) for member in self.members)
 
     @property
     def rooms(self) -> tuple[int, ...]:
@@ -52,8 +52,7 @@ class Problem:
     @property
     def limits(self) -> tuple[Limits, ...]:
         """How many blocks each member can hold."""
-        need = self.need
-        return tuple(limits_of(room, need) for room in self.rooms)
+        return tuple(limits_of(room, need) for room, need in zip(self.rooms, self.needs, strict=True))
 
     @property
     def tier(self) -> Tier:
@@ -106,11 +105,11 @@ class Problem:
 
 def admits(problem: Problem) -> bool:
     """Whether the problem has a division at all: memory is the only thing that can stand in its way."""
-    need = problem.need
-    if len(problem.serving) > need.blocks:
+    blocks = problem.manifest.blocks
+    if len(problem.serving) > blocks:
         return False
     counts = problem.settled()
     if counts is not None:
-        return len(counts) == len(problem.members) and not overloads(counts, 0, problem.rooms, need)
-    able = heads_that_fit(problem.limits, need, problem.serving)
+        return len(counts) == len(problem.members) and not overloads(counts, 0, problem.rooms, problem.needs)
+    able = heads_that_fit(problem.limits, blocks, problem.serving)
     return any(head in problem.heads for head in able)

@@ -116,9 +116,23 @@ def member(
     flops: float | None = None,
     rtt_s: float | None = 0.02,
     nat: NatClass = NatClass.ORDINARY,
+    head_rate: float | None = None,
+    block_memory_bytes: int | None = None,
+    workspace_bytes: int = 0,
 ) -> Member:
     """A member with room for everything unless told otherwise."""
-    return Member(name, memory_bytes, bandwidth, overhead_s, flops, rtt_s, nat)
+    return Member(
+        name,
+        memory_bytes,
+        bandwidth,
+        overhead_s,
+        flops,
+        rtt_s,
+        nat,
+        head_bytes_per_s=head_rate,
+        block_memory_bytes=block_memory_bytes,
+        workspace_bytes=workspace_bytes,
+    )
 
 
 @st.composite
@@ -133,6 +147,9 @@ def member_lists(draw: st.DrawFn, least: int = 1, most: int = 4) -> list[Member]
             flops=draw(st.none() | st.floats(1e11, 1e14)),
             rtt_s=draw(st.sampled_from([0.0, 0.01, 0.02, 0.05]) | st.floats(0, 0.2)),
             nat=draw(st.sampled_from(NatClass)),
+            head_rate=draw(st.none() | st.floats(1e8, 1e11)),
+            block_memory_bytes=draw(st.none() | st.integers(500_000, 2_000_000)),
+            workspace_bytes=draw(st.sampled_from([0, 0, 400_000])),
         )
         for number in range(draw(st.integers(least, most)))
     ]

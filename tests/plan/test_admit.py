@@ -12,7 +12,9 @@ from kafila.plan.admit import Need, heads_that_fit, limits_of, need_of, overload
 from kafila.plan.cost import Limits
 from tests.plan.oracles import MODEL, divisions, member
 
-needs = st.builds(Need, blocks=st.integers(1, 7), per_block=st.integers(1, 40), head=st.integers(0, 60))
+needs = st.builds(
+    Need, blocks=st.integers(1, 7), per_block=st.integers(1, 40), head=st.integers(0, 60), workspace=st.integers(0, 30)
+)
 
 
 def test_a_block_brings_the_cache_of_every_request() -> None:
@@ -21,6 +23,15 @@ def test_a_block_brings_the_cache_of_every_request() -> None:
     assert need.head == MODEL.head_bytes
     assert need.of(4, is_head=True) == 4 * need.per_block + need.head
     assert need.total == need.of(MODEL.blocks, is_head=True)
+
+
+def test_a_members_own_sizes_go_before_the_manifests() -> None:
+    workload = Workload(context=1000, concurrency=3)
+    padding = replace(member(), block_memory_bytes=3 * MODEL.block_bytes, head_memory_bytes=7, workspace_bytes=11)
+    plain, padded = need_of(MODEL, workload, member()), need_of(MODEL, workload, padding)
+    assert plain == need_of(MODEL, workload)
+    assert padded == (MODEL.blocks, plain.per_block + 2 * MODEL.block_bytes, 7, 11)
+    assert padded.of(0, is_head=False) == 11
 
 
 def test_headroom_is_kept_unless_the_owner_said_how_much() -> None:
@@ -42,12 +53,13 @@ def test_limits_are_the_most_that_fits(room: int, need: Need) -> None:
 def test_a_model_of_no_size_fits_anywhere() -> None:
     assert limits_of(0, Need(blocks=4, per_block=0, head=0)) == (4, 4)
     assert limits_of(0, Need(blocks=4, per_block=0, head=1)) == (4, 0)
+    assert limits_of(0, Need(blocks=4, per_block=0, head=0, workspace=1)) == (0, 0)
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=4), needs, st.data())
 def test_overloads_are_those_who_lack_room_worst_first(rooms: list[int], need: Need, data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 4), min_size=len(rooms), max_size=len(rooms)))
-    over = overloads(counts, 0, rooms, need)
+    over = overloads(counts, 0, rooms, [need] * len(rooms))
     lacking = {
         place: need.of(count, is_head=place == 0) - room
         for place, (count, room) in enumerate(zip(counts, rooms, strict=True))
@@ -58,8 +70,8 @@ def test_overloads_are_those_who_lack_room_worst_first(rooms: list[int], need: N
 
 def test_a_member_filled_to_the_byte_is_not_overloaded() -> None:
     need = Need(blocks=4, per_block=10, head=5)
-    assert overloads([2, 2], 0, [25, 20], need) == []
-    assert [one.shortfall for one in overloads([2, 2], 0, [24, 19], need)] == [1, 1]
+    assert overloads([2, 2], 0, [25, 20], [need, need]) == []
+    assert [one.shortfall for one in overloads([2, 2], 0, [24, 19], [need, need])] == [1, 1]
 
 
 @given(
@@ -80,4 +92,4 @@ def test_a_head_fits_exactly_where_some_division_does(raw: list[tuple[int, int]]
     # Parts may be empty: cut a chain with one extra block in every part and take that block away again.
     spread = [tuple(part - 1 for part in parts) for parts in divisions(need.blocks + len(limits), len(limits))]
     expected = [head for head in range(len(limits)) if any(fits(counts, head) for counts in spread)]
-    assert heads_that_fit(limits, need, serving) == expected
+    assert heads_that_fit(limits, need.blocks, serving) == expected

@@ -27,6 +27,14 @@ def test_a_stage_costs_its_overhead_its_blocks_and_at_the_head_what_the_head_rea
     assert (plain.limit, head.limit) == (5, 3)
 
 
+@pytest.mark.parametrize(("rate", "used"), [(4e9, 4e9), (None, 1e9), (0.0, 1e9), (nan, 1e9), (inf, 1e9)])
+def test_the_head_is_read_at_its_own_rate_where_that_was_measured(rate: float | None, used: float) -> None:
+    device = price(member(bandwidth=1e9, overhead_s=5e-5, head_rate=rate), MODEL, LIMITS, Tier.COST)
+    assert device is not None
+    assert to_seconds(device.head_read) == pytest.approx(MODEL.head_read_bytes / used)
+    assert to_seconds(device.per_block) == pytest.approx(MODEL.block_bytes / 1e9)
+
+
 def test_by_arithmetic_throughput_only_ratios_are_told_and_the_head_is_free() -> None:
     slow = price(member(flops=1e12), MODEL, LIMITS, Tier.FLOPS)
     fast = price(member(flops=4e12), MODEL, LIMITS, Tier.FLOPS)

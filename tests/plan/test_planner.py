@@ -27,10 +27,9 @@ def planned(members: list[Member], **options: object) -> Plan:
 
 def least_of_everything(members: list[Member]) -> float | None:
     """The least bottleneck over all orders, heads and divisions, in seconds."""
-    need = need_of(MODEL, WORKLOAD)
     devices = []
     for one in members:
-        device = price(one, MODEL, limits_of(room_of(one), need), Tier.COST)
+        device = price(one, MODEL, limits_of(room_of(one), need_of(MODEL, WORKLOAD, one)), Tier.COST)
         assert device is not None
         devices.append(device)
     found = [
@@ -66,8 +65,8 @@ def test_a_plan_covers_the_model_once_and_fits(
         return
     held = [block for stage in outcome.stages for block in range(stage.blocks.first, stage.blocks.stop)]
     assert held == list(range(MODEL.blocks))
-    need = need_of(MODEL, WORKLOAD)
     for place, stage in enumerate(outcome.stages):
+        need = need_of(MODEL, WORKLOAD, members[stage.member])
         assert stage.count >= 1
         assert stage.memory_used_bytes == need.of(stage.count, is_head=place == 0)
         assert stage.memory_used_bytes <= stage.memory_room_bytes == room_of(members[stage.member])
@@ -359,7 +358,7 @@ def test_extreme_measurements_are_planned_with_or_taken_for_failures(bandwidth: 
 
 
 def test_a_member_is_made_from_what_its_probe_reported() -> None:
-    capability = Capability("cpu", 5, 2.0, 3.0, 4.0)
+    capability = Capability("cpu", 5, 2.0, 3.0, 4.0, 0.1, 6.0, 7, 8, 9)
     assert Member.from_capability("a", capability, rtt_s=1.0, nat=NatClass.ORDINARY) == Member(
-        "a", 5, 2.0, 3.0, 4.0, 1.0, NatClass.ORDINARY
+        "a", 5, 2.0, 3.0, 4.0, 1.0, NatClass.ORDINARY, False, 6.0, 7, 8, 9
     )

@@ -1,0 +1,225 @@
+"""Random weights of a model's own shapes on a device, ready to be timed: blocks and an unembedding.
+
+What takes long is getting weights onto the device (on a CPU they are packed), so the rig is as large as can be built
+in the time it is given: blocks are made narrower, then fewer, and the unembedding shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, prod
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kafila.shard.cache import KvCache
+from kafila.shard.config import DecoderConfig
+from kafila.shard.decoder import Shard
+from kafila.shard.load import build_block
+from kafila.shard.manifest import block_tensors, model_manifest
+from kafila.shard.ops import BlockWeights, HeadWeights, HostTensor, Ops
+from kafila.types import BlockRange, ModelManifest, Sampling, Segment
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+CACHES_OVER = 3
+"""The blocks' bytes over the last-level cache's: at twice, a cache that does not replace strictly by age still keeps
+part of what is read in turn."""
+WORKING_SET_LIMITS = (64 << 20, 160 << 20)
+"""Bytes: for machines that do not tell their cache, and for those whose cache is larger than two seconds can fill."""
+MAX_BLOCKS = 32
+"""Of a model so small that its blocks never leave the cache, there is nothing more to learn from many."""
+TRIAL_WEIGHTS = 1 << 20
+"""Built first, to see how fast this device takes weights: 20 ms where it is slowest."""
+BLOCKS_S = 0.9
+"""Building blocks stops then, whatever there is; a single one is made narrow enough for half of it."""
+HEAD_S = 0.35
+"""What building the unembedding may take."""
+LEAST_WEIGHTS = 1 << 22
+"""Nothing is made smaller than this: it would no longer run at the memory's speed."""
+CHUNK = 64
+"""Rows of the prefill-shaped pass that arithmetic is measured by; also the tokens in the cache at the timed token."""
+_PATTERN = 1 << 16
+_TOKEN = (Segment(slot=0, start=CHUNK, length=1, sample=True),)
+_CHUNK = (Segment(slot=0, start=0, length=CHUNK, sample=False),)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds one token took at each."""
+
+    blocks_s: float
+    overhead_s: float
+    """A stage without blocks."""
+    head_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rig(Generic[T]):
+    """The same blocks as three stages: all of them with the head, one, none."""
+
+    block_sizes: ModelManifest
+    """Of a block as it was built."""
+    head_sizes: ModelManifest
+    """Of the head as it was built."""
+    count: int
+    weights: int
+    """In one block as it was built."""
+    whole: Shard[T]
+    one: Shard[T]
+    none: Shard[T]
+    dtype: str
+    evict: Callable[[], object]
+    """Puts the weights out of the processor's caches."""
+
+    def round(self, clock: Clock) -> Round:
+        """Time a token. The order is a ring's: what the overhead and the head read is out of the caches by then."""
+        row = bytes(self.block_sizes.hidden_bytes)
+        self.evict()
+        blocks_s = timed(partial(self.whole.forward, _TOKEN, None, row, self.dtype), clock)
+        overhead_s = timed(partial(self.none.forward, _TOKEN, None, row, self.dtype), clock)
+        head_s = timed(partial(self.whole.sample, _TOKEN, (Sampling(),), row, self.dtype), clock)
+        return Round(blocks_s, overhead_s, head_s)
+
+    def chunk_s(self, clock: Clock) -> float:
+        """A prefill-shaped pass of `CHUNK` rows through one block."""
+        rows = bytes(self.block_sizes.hidden_bytes * CHUNK)
+        return timed(partial(self.one.forward, _CHUNK, None, rows, self.dtype), clock)
+
+
+def timed(work: Callable[[], object], clock: Clock) -> float:
+    """Seconds ``work`` takes."""
+    began = clock()
+    work()
+    return clock() - began
+
+
+def build_rig(ops: Ops[T], config: DecoderConfig, clock: Clock, last_level_cache: int) -> Rig[T]:
+    """Build within the time that the constants above allow, on whatever device this is."""
+    random = _Random()
+    trial = max(1, min(config.vocab, TRIAL_WEIGHTS // config.hidden))
+    with ops.scope():
+        took_s = timed(lambda: ops.matrix([random.matrix(trial, config.hidden)], None), clock)
+        weights_per_s = trial * config.hidden / took_s if took_s > 0 else math.inf
+        shape = narrowed(config, max(LEAST_WEIGHTS, weights_per_s * BLOCKS_S / 2))
+        sizes = model_manifest("probe", shape, ops.dtype)
+        until = clock() + BLOCKS_S
+        blocks = _build_blocks(ops, shape, block_count(sizes.block_bytes, last_level_cache), until, clock, random)
+        shorter = _shortened(config, max(LEAST_WEIGHTS, weights_per_s * HEAD_S))
+        head = _build_head(ops, shorter, random)
+    shape = replace(shape, windows=(config.windows[0],) * len(blocks), vocab=shorter.vocab)
+
+    def stage(size: int, with_head: HeadWeights[T] | None = None) -> Shard[T]:
+        held = BlockRange(0, size)
+        cache = KvCache(ops, shape, held, slots=1, context=CHUNK + 1)
+        cache.extend(_CHUNK)  # zeros take as long to attend to as anything else
+        return Shard(ops, shape, held, blocks[:size], with_head, cache)
+
+    read = len(blocks) * sizes.block_bytes
+    return Rig(
+        block_sizes=sizes,
+        head_sizes=model_manifest("probe", shorter, ops.dtype),
+        count=len(blocks),
+        weights=block_weights(shape),
+        whole=stage(len(blocks), head),
+        one=stage(1),
+        none=stage(0),
+        dtype=ops.dtype,
+        evict=_evictor(2 * last_level_cache if ops.memory_bytes() is None and read < 2 * last_level_cache else 0),
+    )
+
+
+def narrowed(config: DecoderConfig, most_weights: float) -> DecoderConfig:
+    """``config`` with fewer heads and a smaller intermediate size, until a block has no more than ``most_weights``."""
+    divisor = 1
+    narrow = config
+    while block_weights(narrow) > most_weights and divisor < config.intermediate:
+        divisor *= 2
+        kv_heads = max(1, config.kv_heads // divisor)
+        narrow = replace(
+            config,
+            kv_heads=kv_heads,
+            heads=kv_heads * max(1, config.heads // config.kv_heads // max(1, divisor // config.kv_heads)),
+            intermediate=config.intermediate // divisor,
+        )
+    return narrow
+
+
+def block_count(block_bytes: int, last_level_cache: int) -> int:
+    """Blocks whose bytes do not fit the cache."""
+    low, high = WORKING_SET_LIMITS
+    return min(MAX_BLOCKS, ceil(min(high, max(low, CACHES_OVER * last_level_cache)) / block_bytes))
+
+
+def cache_bytes(root: Path = Path("/")) -> int:
+    """The largest cache of the first processor as Linux tells it, else 0."""
+    sizes = [0]
+    for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        digits = text.rstrip("KM")
+        sizes.append(int(digits) * factor if digits.isdigit() else 0)
+    return max(sizes)
+
+
+def block_weights(config: DecoderConfig) -> int:
+    """Numbers in one block."""
+    return sum(prod(shape) for shape in block_tensors(config, 0).values())
+
+
+class _Random:
+    """Numbers of the size that trained weights have, as bfloat16; each matrix is made once and used again."""
+
+    def __init__(self) -> None:
+        self._pattern = np.random.default_rng(0).standard_normal(_PATTERN, dtype=np.float32)
+        self._made: dict[tuple[int, ...], HostTensor] = {}
+
+    def matrix(self, outputs: int, inputs: int) -> HostTensor:
+        return self.tensor((outputs, inputs))
+
+    def tensor(self, shape: tuple[int, ...]) -> HostTensor:
+        if shape not in self._made:
+            scale = 1.0 if len(shape) == 1 else shape[1] ** -0.5
+            bits = (self._pattern * np.float32(scale)).view(np.uint32) >> np.uint32(16)
+            self._made[shape] = HostTensor("BF16", np.resize(bits.astype(np.uint16), shape))
+        return self._made[shape]
+
+
+def _build_blocks(
+    ops: Ops[T], config: DecoderConfig, most: int, until: float, clock: Clock, random: _Random
+) -> list[BlockWeights[T]]:
+    """Up to ``most``, one after the other while there is time."""
+    prefix = "model.layers.0."
+    shapes: Mapping[str, tuple[int, ...]] = {
+        name.removeprefix(prefix): shape for name, shape in block_tensors(config, 0).items()
+    }
+    blocks = [build_block(ops, config, lambda name: random.tensor(shapes[name]))]
+    while len(blocks) < most and clock() < until:
+        blocks.append(build_block(ops, config, lambda name: random.tensor(shapes[name])))
+    return blocks
+
+
+def _shortened(config: DecoderConfig, most_weights: float) -> DecoderConfig:
+    """``config`` with a smaller vocabulary, so that the unembedding has no more than ``most_weights``."""
+    return replace(config, vocab=max(1, min(config.vocab, int(min(most_weights, 2**62)) // config.hidden)))
+
+
+def _build_head(ops: Ops[T], config: DecoderConfig, random: _Random) -> HeadWeights[T]:
+    norm = ops.norm(random.tensor((config.hidden,)), config.norm_eps)
+    weight = random.matrix(config.vocab, config.hidden)
+    table = ops.table(weight)
+    return HeadWeights(table, norm, ops.tied_matrix(table) if config.tied else ops.matrix([weight], None))
+
+
+def _evictor(size: int) -> Callable[[], object]:
+    """What reads so many bytes of main memory."""
+    if not size:
+        return lambda: None
+    other: npt.NDArray[np.int64] = np.ones(size // 8, np.int64)
+    return other.sum
