@@ -1,4 +1,5 @@
-"""`kafila.shard.ops.Ops` in MLX: Metal, CUDA, and the CPU builds. No MLX type leaves this file.
+"""`kafila.shard.ops.Ops` in MLX: Metal, CUDA, and the CPU builds. No MLX type leaves
+this file and `mlx_matrices`.
 
 MLX only notes what is to be computed until somebody wants the numbers. A stage is so one graph, handed to the device
 whole when its rows are turned into bytes; a pass of many rows is evaluated block by block (see `EVALUATED_ROWS`).
@@ -10,19 +11,39 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from kafila.shard.decoder import block
-from kafila.shard.ops import AttentionShape, BlockWeights, HostTensor, Matrix, Norm, Placement
+from kafila.shard.formats import Affine
+from kafila.shard.mlx_matrices import (
+    DTYPES,
+    Array,
+    Codes,
+    DenseMatrix,
+    QuantizedMatrix,
+    dense,
+    evaluated,
+    from_host,
+    kernel_group,
+    make_codes,
+    make_matrix,
+    way,
+)
+from kafila.shard.ops import (
+    AttentionShape,
+    BlockWeights,
+    HostMatrix,
+    HostTensor,
+    Matrix,
+    Norm,
+    Placement,
+    QuantizedTensor,
+    Table,
+)
 from kafila.types import Segment
-
-Array = Any
-"""``mx.array``; for the caches a list of them, for `Placement.rope` a pair. The stubs that MLX ships do not pass a
-strict check, so the checker is told nothing."""
 
 EVALUATED_ROWS = 32
 """A pass of more rows is evaluated after every block. Waiting for the device costs tens of microseconds, nothing beside
@@ -32,28 +53,6 @@ CACHE_BYTES = 128 << 20
 """Freed buffers MLX may keep for the next pass; by default it would keep as much as the device has."""
 WORKSPACE_BYTES = 512 << 20
 """What a pass may take beside weights and caches: `kafila.shard.memory.RESERVE_BYTES`."""
-
-_DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-
-
-def _from_host(host: HostTensor) -> Array:
-    """A copy as MLX keeps it."""
-    array = mx.array(np.ascontiguousarray(host.data))
-    return array.view(mx.bfloat16) if host.dtype == "BF16" else array
-
-
-class DenseMatrix:
-    """A weight to multiply by from the right, (inputs, outputs), and its bias or None."""
-
-    __slots__ = ("bias", "weight")
-
-    def __init__(self, weight: Array, bias: Array | None) -> None:
-        self.weight = weight
-        self.bias = bias
-
-    def __call__(self, x: Array) -> Array:
-        """(rows, inputs) to (rows, outputs)."""
-        return x @ self.weight if self.bias is None else mx.addmm(self.bias, x, self.weight)
 
 
 def _gated(gate: Array, up: Array) -> Array:
@@ -66,7 +65,7 @@ class MlxOps:
     def __init__(self, dtype: str, *, memory_cap: int | None = None) -> None:
         """On the device MLX prefers. ``memory_cap`` in bytes is the owner's limit for weights and caches."""
         self._dtype_name = dtype
-        self._dtype = _DTYPES[dtype]
+        self._dtype = DTYPES[dtype]
         self._info = mx.device_info()
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
         # On a CPU, MLX would call a C++ compiler to fuse this.
@@ -107,9 +106,13 @@ class MlxOps:
         free = None if self._on_cpu else mx.device_info().get("free_memory")
         return None if free is None else int(free)
 
-    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+    def matrix_bytes(self, outputs: int, inputs: int, stored: Affine | None = None) -> int:
         """Nothing is padded."""
-        return outputs * inputs * int(self._dtype.size)
+        size = int(self._dtype.size)
+        group = None if stored is None else kernel_group(inputs, stored.group(inputs))
+        if stored is None or group is None:
+            return outputs * inputs * size
+        return Affine(stored.bits, group).bytes(outputs, inputs, size)
 
     def table_bytes(self, vocab: int, hidden: int) -> int:
         """A copy on the device."""
@@ -119,26 +122,25 @@ class MlxOps:
 
     def norm(self, weight: HostTensor, epsilon: float) -> Norm[Array]:
         """The weight in the activations' dtype, as MLX's kernel wants it."""
-        return Norm(self._placed(_from_host(weight)), epsilon)
+        return Norm(evaluated(from_host(weight).astype(self._dtype)), epsilon)
 
-    def matrix(self, parts: Sequence[HostTensor], biases: Sequence[HostTensor] | None) -> Matrix[Array]:
-        """Dense in ``dtype``."""
-        weight = mx.concatenate([_from_host(part).astype(self._dtype) for part in parts])
-        bias = None if biases is None else self._placed(mx.concatenate([_from_host(part) for part in biases]))
-        # The CPU's BLAS reads a matrix of this orientation two to three times as fast. GPUs do not mind.
-        return DenseMatrix(self._placed(mx.contiguous(weight.T)) if self._on_cpu else self._placed(weight).T, bias)
+    def matrix(self, parts: Sequence[HostMatrix], biases: Sequence[HostTensor] | None) -> Matrix[Array]:
+        """As the parts are stored; dense ones in ``dtype``."""
+        return make_matrix(parts, biases, self._dtype, inputs_first=self._on_cpu)
 
-    def table(self, weight: HostTensor) -> Array:
-        """(vocab, hidden) in ``dtype``."""
-        return self._placed(_from_host(weight))
+    def table(self, weight: HostMatrix) -> Table:
+        """(vocab, hidden) as it is stored, or in ``dtype``."""
+        if isinstance(weight, QuantizedTensor) and way(weight):
+            return make_codes([weight], self._dtype)
+        return evaluated(dense(weight, self._dtype))
 
-    def tied_matrix(self, table: Array) -> Matrix[Array]:
+    def tied_matrix(self, table: Table) -> Matrix[Array]:
         """The table itself."""
-        return DenseMatrix(table.T, None)
+        return QuantizedMatrix(table, None) if isinstance(table, Codes) else DenseMatrix(table.T, None)
 
     def rope(self, frequencies: Sequence[float], context: int) -> Array:  # noqa: ARG002  - angles are computed in the kernel
         """(pairs,): positions a radian, infinite where nothing turns, as MLX's kernel wants them."""
-        return self._evaluated(1 / mx.array(list(frequencies), dtype=mx.float32))
+        return evaluated(1 / mx.array(list(frequencies), dtype=mx.float32))
 
     def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int) -> Array:
         """One (2, kv_heads, context, head_dim) a slot, zeros written now.
@@ -146,15 +148,7 @@ class MlxOps:
         An array is updated in place only while nothing else reads it. Being apart, slots that share a batch are.
         """
         storage = [mx.zeros((2, kv_heads, context, head_dim), dtype=self._dtype) for _ in range(slots)]
-        return self._evaluated(storage)
-
-    def _placed(self, array: Array) -> Array:
-        """In ``dtype`` on the device now, so that what it was made from can go."""
-        return self._evaluated(array.astype(self._dtype))
-
-    def _evaluated(self, array: Array) -> Array:
-        mx.eval(array)
-        return array
+        return evaluated(storage)
 
     # Arithmetic.
 
@@ -166,9 +160,10 @@ class MlxOps:
         )
         return Placement(spans, (mx.array(positions), rope))
 
-    def embed(self, table: Array, tokens: Sequence[int]) -> Array:
+    def embed(self, table: Table, tokens: Sequence[int]) -> Array:
         """Rows of the table."""
-        return table[mx.array(list(tokens), dtype=mx.int32)]
+        index = mx.array(list(tokens), dtype=mx.int32)
+        return table.rows(index) if isinstance(table, Codes) else table[index]
 
     def add(self, x: Array, y: Array) -> Array:
         """x + y."""
@@ -256,13 +251,13 @@ class MlxOps:
 
     def from_bytes(self, data: bytes, dtype: str, width: int) -> Array:
         """Rows of ``width``."""
-        size = _DTYPES[dtype].size
+        size = DTYPES[dtype].size
         bits = np.frombuffer(data, np.dtype(f"<u{size}")).reshape(-1, width)
-        return mx.array(bits).view(_DTYPES[dtype]).astype(self._dtype)
+        return mx.array(bits).view(DTYPES[dtype]).astype(self._dtype)
 
     def to_bytes(self, x: Array, dtype: str) -> bytes:
         """Row-major bytes; evaluates everything up to here."""
-        return bytes(memoryview(mx.contiguous(x.astype(_DTYPES[dtype])).view(mx.uint8)))
+        return bytes(memoryview(mx.contiguous(x.astype(DTYPES[dtype])).view(mx.uint8)))
 
     def to_numpy(self, x: Array) -> npt.NDArray[np.float32]:
         """A float32 array of its own; evaluates everything up to here."""

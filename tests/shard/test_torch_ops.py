@@ -21,7 +21,6 @@ from kafila.shard import torch_kernels as kernels
 from kafila.shard.config import LinearRope, Llama3Rope, parse_config
 from kafila.shard.ops import AttentionShape, HostTensor, rope_frequencies
 from kafila.shard.torch_ops import DenseMatrix, PackedMatrix, StackedMatrix, TorchOps
-from kafila.types import Segment
 from tests.shard.test_config import LLAMA, LLAMA3
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -124,26 +123,6 @@ def test_a_bfloat16_weight_survives_packing() -> None:
     assert ((back - weight).abs() <= 2**-25).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norm(dtype: str) -> None:
-    ops = _ops(dtype)
-    weight, x = 1 + 0.2 * _random(48), _random(5, 48, seed=1)
-    x[2] = 0
-    rows = ops.from_bytes(ops.to_bytes(x, "float32"), "float32", 48)
-    expected = F.rms_norm(rows.float(), (48,), weight, 1e-5)
-    before = rows.clone()
-    torch.testing.assert_close(
-        ops.rms_norm(rows, ops.norm(_host(weight), 1e-5)).float(), expected, rtol=1e-5, atol=1e-6
-    )
-    assert (rows == before).all()
-
-
-def test_silu_gate() -> None:
-    x = _random(3, 20)
-    expected = x[:, :10] * F.silu(x[:, 10:])
-    torch.testing.assert_close(_ops().silu_gate(x), expected)
-
-
 @given(rows=st.integers(1, 4), heads=st.integers(1, 3), pairs=st.integers(1, 4), start=st.integers(0, 60))
 def test_complex_and_real_rotations_agree(rows: int, heads: int, pairs: int, start: int) -> None:
     frequencies = [10000 ** (-index / pairs) for index in range(pairs)]
@@ -177,85 +156,6 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
     config = parse_config(json.dumps(LLAMA | {"rope_parameters": parameters, **keys}))
     assert config.rope_scaling == scaling
     torch.testing.assert_close(torch.tensor(rope_frequencies(config)), expected)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
-    """By definition: q (length, heads, dim) at positions from ``start``; k, v (end, kv_heads, dim)."""
-    length, heads, dim = q.shape
-    group = heads // k.size(1)
-    out = torch.zeros(length, heads, dim)
-    for row in range(length):
-        position = start + row
-        first = max(0, position + 1 - window) if window else 0
-        for head in range(heads):
-            keys, values = k[first : position + 1, head // group], v[first : position + 1, head // group]
-            out[row, head] = torch.softmax(keys @ q[row, head] / dim**0.5, 0) @ values
-    return out.reshape(length, heads * dim)
-
-
-@given(
-    lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=4),
-    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),
-    window=st.sampled_from([0, 1, 3, 100]),
-)
-def test_attention_over_ragged_batches(lengths: list[tuple[int, int]], heads: tuple[int, int], window: int) -> None:
-    """Against the definition, with slots that grow over several batches; no rotation (frequency 0), no norm."""
-    ops, (many, few), dim, context = _ops(), heads, 4, 40
-    shape = AttentionShape(many, few, dim, window)
-    kv = ops.kv_storage(4, context, few, dim)
-    rope = ops.rope([0.0] * (dim // 2), context)
-    held: list[list[Tensor]] = [[] for _ in range(4)]
-    for turn in range(2):
-        segments, rows, expected = [], [], []
-        for number, (slot, length) in enumerate(lengths):
-            start = len(held[slot])
-            new = _random(length, many + 2 * few, dim, seed=10 * turn + number)
-            segments.append(Segment(slot, start, length, sample=False))
-            rows.append(new.reshape(length, -1))
-            held[slot].extend(new[:, many:])
-            past = torch.stack(held[slot])
-            expected.append(_attend(new[:, :many], past[:, :few], past[:, few:], start, window))
-        out = ops.attention(torch.cat(rows), shape, None, kv, ops.place(segments, rope))
-        torch.testing.assert_close(out, torch.cat(expected), rtol=1e-4, atol=1e-5)
-
-
-def test_q_and_k_are_normalised_and_v_is_not() -> None:
-    ops, shape = _ops(), AttentionShape(2, 1, 4, 0)
-    weight = 1 + 0.3 * _random(3, 4, seed=9)
-    qkv = _random(5, 16)
-    rows = qkv.view(5, 4, 4).clone()
-    rows[:, :3] = F.rms_norm(rows[:, :3], (4,), None, 1e-5) * weight
-    segments = [Segment(0, 0, 5, sample=False)]
-    rope = ops.rope([1.0, 0.1], 8)
-    plain = ops.attention(rows.reshape(5, 16), shape, None, ops.kv_storage(1, 8, 1, 4), ops.place(segments, rope))
-    normed = ops.attention(
-        qkv, shape, ops.norm(_host(weight), 1e-5), ops.kv_storage(1, 8, 1, 4), ops.place(segments, rope)
-    )
-    torch.testing.assert_close(normed, plain, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("wire", DTYPES)
-def test_rows_go_out_and_come_in(dtype: str, wire: str) -> None:
-    ops = _ops(dtype)
-    x = _random(3, 8).to(DTYPES[wire]).to(DTYPES[dtype]).to(DTYPES[wire]).float()
-    data = ops.to_bytes(x, wire)
-    assert len(data) == 24 * (4 if wire == "float32" else 2)
-    back = ops.from_bytes(data, wire, 8)
-    torch.testing.assert_close(back.float(), x, rtol=0, atol=0)
-    back.add_(1)  # memory of its own
-    assert ops.to_bytes(x, wire) == data
-    assert ops.to_numpy(back).dtype == np.float32
-
-
-def test_what_is_embedded_does_not_touch_the_table() -> None:
-    ops = _ops()
-    table = ops.table(_host(_random(6, 4)))
-    before = table.clone()
-    ops.add(ops.embed(table, [3, 3, 0]), torch.ones(3, 4))
-    assert (table == before).all()
-    rows = _random(3, 4)
-    assert (ops.take_rows(rows, [0, 2]) == rows[[0, 2]]).all()
 
 
 def test_attention_shapes_are_values() -> None:
