@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ def _bytes(ranges: list[Range]) -> set[int]:
 
 def _apart(ranges: list[Range]) -> bool:
     flat = [edge for pair in ranges for edge in pair]
-    return all(one < other for one, other in zip(flat, flat[1:], strict=False))
+    return all(one < other for one, other in pairwise(flat))
 
 
 @given(ranges=RANGES)
@@ -44,7 +46,7 @@ def test_closing_gaps_costs_at_most_what_is_spare_and_nothing_narrower_stays_ope
     assert _bytes(merged) <= _bytes(closed)
     assert len(extra) <= spare
     assert _apart(closed)
-    left = [after[0] - before[1] for before, after in zip(closed, closed[1:], strict=False)]
+    left = [after[0] - before[1] for before, after in pairwise(closed)]
     assert all(gap > spare - len(extra) for gap in left)
 
 

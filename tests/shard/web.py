@@ -45,6 +45,8 @@ class Web:
         """Bytes of each file that went out."""
         self.ranges = True
         self.etags = True
+        self.shift = 0
+        """Parts begin so many bytes too late."""
         self.moved_from = ""
         """Requests below this are redirected to the same path without it."""
         self.fault: Callable[[Asked], Fault | None] = lambda asked: None
@@ -117,8 +119,9 @@ def _answer(web: Web, handler: BaseHTTPRequestHandler) -> None:
         return _send(web, handler, path, data, headers, fault, 200)
     if wanted[0] >= len(data):
         return _say(handler, 416, {"Content-Range": f"bytes */{len(data)}"})
-    part = data[wanted[0] : wanted[1]]
-    headers["Content-Range"] = f"bytes {wanted[0]}-{wanted[0] + len(part) - 1}/{len(data)}"
+    first = wanted[0] + web.shift
+    part = data[first : wanted[1] + web.shift]
+    headers["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
     return _send(web, handler, path, part, headers, fault, 206)
 
 
