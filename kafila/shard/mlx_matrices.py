@@ -140,7 +140,8 @@ def make_codes(parts: Sequence[QuantizedTensor], dtype: Any) -> Codes:
 
     def constants(tensors: Sequence[HostTensor]) -> Array:
         arrays = [from_host(each).astype(dtype) for each in tensors]
-        return evaluated(mx.concatenate([mx.repeat(each, inputs // group // each.shape[1], axis=1) for each in arrays]))
+        repeated = [mx.repeat(each, inputs // group // each.shape[1], axis=1) for each in arrays]
+        return evaluated(mx.contiguous(mx.concatenate(repeated)))  # else a repetition stays a view, copied at each use
 
     codes = evaluated(mx.concatenate([mx.array(part.codes) for part in parts]))
     scales, minima = constants([part.scales for part in parts]), constants([part.biases for part in parts])
