@@ -11,6 +11,7 @@ from kafila.errors import KafilaError
 from sims.fleet_cli import fleet
 from sims.nat_cli import nat
 from sims.plan_cli import plan
+from sims.report_cli import report
 
 
 class _Verbs(click.Group):
@@ -31,3 +32,4 @@ def main() -> None:
 main.add_command(plan)
 main.add_command(nat)
 main.add_command(fleet)
+main.add_command(report)

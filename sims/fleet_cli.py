@@ -28,6 +28,9 @@ from sims.models import PAPER_MODELS, load_model
 @click.option("--allocation", type=click.Choice(["kafila", "uniform", "memory"]), default="kafila", show_default=True)
 @click.option("--users", type=click.IntRange(1, 64), default=1, show_default=True, help="People who ask at once.")
 @click.option("--objective", type=click.Choice(["bottleneck", "throughput"]), default="bottleneck", show_default=True)
+@click.option(
+    "--planned-users", type=click.IntRange(1, 64), help="Whom the throughput objective plans for.  [default: the users]"
+)
 @click.option("--sessions", type=click.IntRange(1, 100), default=5, show_default=True, help="Medians are over so many.")
 @click.option(
     "--network",
@@ -52,6 +55,7 @@ def fleet(
     model: str,
     allocation: str,
     users: int,
+    planned_users: int | None,
     objective: str,
     sessions: int,
     network: str | None,
@@ -82,6 +86,7 @@ def fleet(
         allocation=Allocation(allocation),
         objective=Objective(objective),
         users=users,
+        planned_users=planned_users,
         batching=batching,
         head_stays=pin_head,
         count_relays=count_relays,

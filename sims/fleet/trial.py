@@ -22,6 +22,8 @@ class Trial:
     allocation: Allocation = Allocation.KAFILA
     objective: Objective = Objective.BOTTLENECK
     users: int = 1
+    planned_users: int | None = None
+    """Whom the throughput objective plans for; None: the users."""
     batching: bool = True
     """Requests that share a batch are computed together; otherwise each by itself."""
     head_stays: bool = False
