@@ -90,6 +90,12 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
     help="One more STUN server to ask what the NAT here does. May be given several times.",
 )
 @click.option("--no-port-mapping", is_flag=True, help="Never ask the router to open the port (PCP, NAT-PMP, UPnP).")
+@click.option(
+    "--api",
+    metavar="HOST:PORT|off",
+    help="Where this machine's programs and browsers ask.  [default: 127.0.0.1:11435, or the next free port]",
+)
+@click.option("--api-key", envvar="KAFILA_API_KEY", metavar="KEY", help="What every request to --api has to bring.")
 @click.option("--serve", "only_serve", is_flag=True, help="Hold a share of the model and ask nothing.")
 @click.option(
     "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 always takes the likeliest word."

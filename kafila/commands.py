@@ -15,6 +15,7 @@ from typing import Any
 
 import trio
 
+from kafila.api.guard import is_loopback
 from kafila.console import StderrConsole, is_terminal, printable
 from kafila.device import DeviceBackend, DeviceSettings, parse_size
 from kafila.errors import KafilaError, UsageError
@@ -27,7 +28,7 @@ from kafila.reachability import SYSTEM_ROUTERS
 from kafila.rendezvous_service import Alternate, serve
 from kafila.repl import Chat
 from kafila.ring.invite import HostPort, parse_code, parse_host_port
-from kafila.settings import HostSettings, JoinSettings, NodeSettings
+from kafila.settings import ApiSettings, HostSettings, JoinSettings, NodeSettings
 from kafila.trace import Recorder, Silence, TraceFile
 from kafila.types import Sampling
 from kafila.udp import TrioNetwork
@@ -35,6 +36,8 @@ from kafila.udp import TrioNetwork
 SWITCH_INTERVAL_S = 20e-6
 """How long one of the threads that matter, event loop and worker, may keep the interpreter from the other. Each gives
 the other work and then has a little left to do; with Python's 5 ms the other waits for it, three times a token."""
+API_DEFAULT = HostPort("127.0.0.1", 11435)
+"""Where the local interface is unless its owner says: beside Ollama's own port."""
 HISTORY_FILE = Path.home() / ".local/state/kafila/history"
 """Where a person's prompts are kept between sessions (the XDG base directory specification's place for history)."""
 
@@ -54,7 +57,7 @@ def host_or_join(options: dict[str, Any]) -> None:
         person = _Person(console, options)
 
         async def member() -> None:
-            backend, network = DeviceBackend(device), TrioNetwork()
+            backend, network = DeviceBackend(device, console.status), TrioNetwork()
             await run_node(settings, network, backend, console, recorder, person, routers=SYSTEM_ROUTERS)
 
         trio.run(person.watch, member)
@@ -75,7 +78,26 @@ def node_settings(options: dict[str, Any]) -> NodeSettings:
         options["port"],
         stun=tuple(parse_host_port(where) for where in options["stun"]),
         port_mapping=not options["no_port_mapping"],
+        api=_api(options),
     )
+
+
+def _api(options: dict[str, Any]) -> ApiSettings | None:
+    where, key = options["api"], options["api_key"]
+    if where == "off":
+        return None
+    host, port = API_DEFAULT if where is None else parse_host_port(where)
+    if key is not None and not key.strip():
+        raise UsageError("--api-key is empty: leave it out, or choose a long one")
+    if key is None and not is_loopback(host):
+        raise UsageError(
+            f"--api {where} can be reached from other machines: add --api-key KEY, which every request then needs"
+        )
+    return ApiSettings(host, port, where is not None, key and key.strip(), _sampling(options), options["max_tokens"])
+
+
+def _sampling(options: dict[str, Any]) -> Sampling:
+    return Sampling(options["temperature"], options["top_k"], options["top_p"], seed=options["seed"])
 
 
 def _host(options: dict[str, Any], rendezvous: HostPort | None) -> HostSettings:
@@ -164,9 +186,7 @@ class _Person:
         """Prompts from the terminal or the pipe, until they end."""
         if self._options["only_serve"]:
             await trio.sleep_forever()
-        sampling = Sampling(
-            self._options["temperature"], self._options["top_k"], self._options["top_p"], seed=self._options["seed"]
-        )
+        sampling = _sampling(self._options)
         at_terminal = is_terminal()
         write = _show if at_terminal else _write
         self._chat = Chat(node, write, self._console, sampling, self._options["max_tokens"], remember=at_terminal)

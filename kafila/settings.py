@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kafila.planning import Wishes
 from kafila.ring.invite import HostPort, SessionCode
+from kafila.types import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,21 @@ class JoinSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """The local interface: where, for whom, and what a request that does not say gets."""
+
+    host: str
+    port: int
+    """TCP; 0: any."""
+    fixed: bool
+    """Whether it has to be that port, or may be the next free one."""
+    key: str | None = None
+    """What every request has to bring; None, on loopback alone: nothing."""
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """What both have."""
 
@@ -48,3 +64,5 @@ class NodeSettings:
     """Servers to ask, besides the rendezvous, what the NAT here does."""
     port_mapping: bool = True
     """Whether the router may be asked to open the port."""
+    api: ApiSettings | None = None
+    """None: there is no local interface."""
