@@ -15,6 +15,7 @@ from typing import Protocol
 
 import trio
 
+from kafila.api.engine import ModelFacts, RingFacts
 from kafila.backend import Backend
 from kafila.console import Console
 from kafila.endpoint import Endpoint
@@ -42,6 +43,7 @@ from kafila.ring.agreement import Reachable
 from kafila.ring.control import Departure, MemberJoined, MemberLeft, Reason, Refused, Signal
 from kafila.ring.rendezvous_client import Event as ControlEvent
 from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
+from kafila.ringfacts import model_facts, ring_facts
 from kafila.ringview import ring_table
 from kafila.settings import HostSettings, NodeSettings
 from kafila.trace import Recorder
@@ -85,6 +87,11 @@ async def run_node(
         node = Node(settings, network, backend, console, recorder, door, nursery, routers)
         nursery.start_soon(node.endpoint.run)
         nursery.start_soon(node.survey)
+        if settings.api is not None:
+            # HTTP libraries take a while to import, and a node without an interface needs none of them.
+            from kafila.api.service import serve_api  # noqa: PLC0415  - as the comment says
+
+            nursery.start_soon(serve_api, settings.api, node, console)
         try:
             await node.live(person)
         finally:
@@ -216,6 +223,7 @@ class Node:
             case LinkUp(peer):
                 if build is not None:
                     build.link_up(peer)
+                    self._around.recorder.record("link", trio.current_time(), {"member": build.name_of(peer)})
             case LinkDown():
                 if formation is not None:
                     _link_down(formation, event)
@@ -312,7 +320,8 @@ class Node:
     def _path_news(self, path: PathNews) -> None:
         build = None if self._formation is None else self._formation.build
         name = path.peer.hex() if build is None else build.name_of(path.peer)
-        self._around.recorder.record("path", trio.current_time(), {"member": name, "news": str(path.news)})
+        kind = {"kind": path.news.kind.value} if isinstance(path.news, PathChanged) else {}
+        self._around.recorder.record("path", trio.current_time(), {"member": name, "news": str(path.news), **kind})
         if isinstance(path.news, PathChanged) and path.news.kind is not path.news.previous_kind:
             self._around.console.status(f"link to {name}: {path.news}")
         if isinstance(path.news, PunchFailed) and self._formation is not None:
@@ -335,6 +344,18 @@ class Node:
             raise SessionError("the session does not serve yet: ask again when it does")
         return self._formation.build.serving.answer(question)
 
+    def model(self) -> ModelFacts | None:
+        """What is served; None until prompts may be asked, and once the session is over."""
+        formation = self._formation
+        if formation is None or formation.build is None or not formation.serving.is_set() or self._over.is_set():
+            return None
+        return model_facts(formation.build.offer)
+
+    def ring(self) -> RingFacts | None:
+        """The ring as this member knows it now; None until it is formed."""
+        build = None if self._formation is None else self._formation.build
+        return None if build is None else ring_facts(build, self._door.mesh.link_state)
+
     def describe_ring(self) -> str:
         """The ring as a table for a person."""
         build = None if self._formation is None else self._formation.build
@@ -346,7 +367,8 @@ class Node:
 
 
 def _link_down(formation: Formation, down: LinkDown) -> None:
-    if down.by_peer and down.reason != LEFT:
+    # A guest ends nobody's session but its own, whatever it says.
+    if down.by_peer and down.reason != LEFT and not formation.is_guest(down.peer):
         formation.told_over(down.reason)
     else:
         formation.gone(down.peer)
