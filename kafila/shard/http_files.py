@@ -5,6 +5,7 @@ Every answer is held against the version of the file that is wanted, so that byt
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,9 +88,7 @@ class HttpFiles:
         while True:
             try:
                 with self._ask(hub.commit_url, str(hub), {}) as response:
-                    self._whole(response, str(hub), TEXT_BYTES)
-                    found = response.json()
-                    return str(found["sha"])
+                    return str(json.loads(self._whole(response, str(hub), TEXT_BYTES))["sha"])
             except (ValueError, KeyError, TypeError) as error:
                 raise FetchFailed(f"the hub does not say which commit {hub} is: check HF_ENDPOINT") from error
             except _Again as again:
@@ -206,7 +205,7 @@ class HttpFiles:
             with self._client.stream("GET", url, headers=headers) as response:
                 self._judge(response, file)
                 yield response
-        except (httpx.TransportError, httpx.StreamError, httpx.DecodingError) as error:
+        except (httpx.TransportError, httpx.DecodingError) as error:
             raise _Again(_words(error)) from error
         except (httpx.TooManyRedirects, httpx.InvalidURL) as error:
             raise FetchFailed(f"{file} of {self._source} cannot be asked for ({_words(error)})") from error

@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -89,6 +89,10 @@ def _handler(web: Web) -> type[BaseHTTPRequestHandler]:
 
         def log_message(self, *arguments: Any) -> None:
             pass
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # whoever asked has gone
+                super().handle()
 
         def do_GET(self) -> None:
             _answer(web, self)
