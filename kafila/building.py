@@ -34,22 +34,29 @@ class Build:
     assignment: Assign
     plan: Plan
     serving: ServingRing
-    duty: Duty
+    duty: Duty | None
+    """None: a guest's."""
+    guests: dict[NodeId, MemberInfo] = field(default_factory=dict)
+    """At the head, those it is linked with."""
     linked: dict[NodeId, trio.Event] = field(default_factory=dict)
 
     @property
-    def place(self) -> int:
-        """This member's place in the ring, the head's being 0."""
-        return [info.node_id for info in self.assignment.ring].index(self.me.node_id)
+    def place(self) -> int | None:
+        """This member's place in the ring, the head's being 0; None: it is a guest."""
+        ring = [info.node_id for info in self.assignment.ring]
+        return ring.index(self.me.node_id) if self.me.node_id in ring else None
 
     def name_of(self, node: NodeId) -> str:
         """What people call a member."""
-        return next((info.name for info in self.assignment.ring if info.node_id == node), node.hex())
+        known = (*self.assignment.ring, *self.guests.values())
+        return next((info.name for info in known if info.node_id == node), node.hex())
 
     @property
     def neighbours(self) -> list[MemberInfo]:
-        """The members before and after this one, each once, this one left out."""
+        """The members before and after this one, each once, this one left out; a guest's is the head."""
         ring = self.assignment.ring
+        if self.place is None:
+            return [ring[0]]
         beside = {info.node_id: info for info in (ring[self.place - 1], ring[(self.place + 1) % len(ring)])}
         beside.pop(self.me.node_id, None)
         return list(beside.values())
@@ -58,15 +65,30 @@ class Build:
         """Begin linking with the neighbours."""
         for peer in self.neighbours:
             self.linked[peer.node_id] = trio.Event()
-            mesh.open_link(
-                peer.node_id,
-                peer.fingerprint,
-                link_candidates(peer, self.me),
-                now,
-                same_machine=peer.machine == self.me.machine,
-                early_key=peer.early_key,
-                epoch=self.assignment.epoch,
-            )
+            self._open_link(peer, mesh, now)
+
+    def _open_link(self, peer: MemberInfo, mesh: Mesh, now: float) -> None:
+        mesh.open_link(
+            peer.node_id,
+            peer.fingerprint,
+            link_candidates(peer, self.me),
+            now,
+            same_machine=peer.machine == self.me.machine,
+            early_key=peer.early_key,
+            epoch=self.assignment.epoch,
+        )
+
+    def guest_came(self, guest: MemberInfo, mesh: Mesh, now: float) -> None:
+        """Begin linking with a guest."""
+        self.guests[guest.node_id] = guest
+        self._open_link(guest, mesh, now)
+        self.serving.guest_came(guest.node_id)
+
+    def guest_left(self, guest: NodeId, mesh: Mesh, now: float) -> None:
+        """Drop the link, and what the guest asked."""
+        if self.guests.pop(guest, None) is not None:
+            mesh.close_link(guest, now, "left")
+            self.serving.guest_left(guest)
 
     def link_up(self, peer: NodeId) -> None:
         """A link was authenticated."""
@@ -96,7 +118,8 @@ def make_build(
     on_broken: Callable[[str], None],
     on_coming: Callable[[Coming], None],
 ) -> Build:
-    """Everything a member needs to take its place; nothing is started. Raises ProtocolError for a plan that is none."""
+    """Everything a member needs to take its place, or a guest; nothing is started. Raises ProtocolError for a plan that
+    is none."""
     plan = Plan.from_json(assignment.plan)
     place = Place(
         me=me.node_id,
@@ -107,7 +130,9 @@ def make_build(
         slots=offer.slots,
         context=offer.context,
     )
-    stage = plan.stages[place.position]
-    duty = Duty(stage.blocks, place.position == 0, offer.slots, offer.context, offer.dtype)
+    duty = None
+    if not place.visiting:
+        stage = plan.stages[place.position]
+        duty = Duty(stage.blocks, place.position == 0, offer.slots, offer.context, offer.dtype)
     serving = ServingRing(place, mesh, recorder, poke=poke, on_broken=on_broken, on_coming=on_coming)
     return Build(me, offer, assignment, plan, serving, duty)

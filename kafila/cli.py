@@ -96,6 +96,7 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
     help="Where this machine's programs and browsers ask.  [default: 127.0.0.1:11435, or the next free port]",
 )
 @click.option("--api-key", envvar="KAFILA_API_KEY", metavar="KEY", help="What every request to --api has to bring.")
+@click.option("--guest", is_flag=True, help="With --join: ask, and lend nothing of this machine.")
 @click.option("--serve", "only_serve", is_flag=True, help="Hold a share of the model and ask nothing.")
 @click.option(
     "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 always takes the likeliest word."

@@ -69,6 +69,8 @@ def node_settings(options: dict[str, Any]) -> NodeSettings:
     """The settings that options ask for. Raises UsageError for a combination that cannot be meant."""
     if options["hosting"] == (options["code"] is not None):
         raise UsageError("say either --host, to open a session, or --join CODE, to enter one")
+    if options["guest"] and (options["hosting"] or options["only_serve"]):
+        raise UsageError("--guest goes with --join: a guest asks and holds no share, so it neither hosts nor serves")
     rendezvous = None if options["rendezvous"] is None else parse_host_port(options["rendezvous"])
     role = _host(options, rendezvous) if options["hosting"] else _join(options, rendezvous)
     return NodeSettings(
@@ -125,7 +127,7 @@ def _join(options: dict[str, Any], rendezvous: HostPort | None) -> JoinSettings:
     where = rendezvous or code.rendezvous
     if where is None:
         raise UsageError("that code does not say where its rendezvous is: add --rendezvous HOST:PORT, as the host did")
-    return JoinSettings(code, where, options["model"])
+    return JoinSettings(code, where, options["model"], options["guest"])
 
 
 def _default_name() -> str:

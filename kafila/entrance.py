@@ -53,8 +53,8 @@ class Door:
     def knock(self, settings: NodeSettings, now: float) -> None:
         """Ask the rendezvous to open the session, or to let us in."""
         if isinstance(settings.role, HostSettings):
-            seats = settings.role.members or MAX_MEMBERS
-            self.mesh.control.create(self.code.locator, seats, self.room.greeting(), now)
+            # Guests need seats, too: how many members take part is the host's to say, not the rendezvous'.
+            self.mesh.control.create(self.code.locator, MAX_MEMBERS, self.room.greeting(), now)
         else:
             self.mesh.control.join(self.code.locator, now)
 

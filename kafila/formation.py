@@ -25,7 +25,8 @@ from kafila.plan import Declined, describe
 from kafila.planning import in_ring, make_plan
 from kafila.ring import steps
 from kafila.ring.agreement import Assign, MemberInfo, ModelOffer, Reachable, RefusalReason, SessionMessage
-from kafila.ring.session import HostSession, MemberSession
+from kafila.ring.session import MemberSession
+from kafila.ring.session_host import HostSession
 from kafila.room import Room
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
 from kafila.shard.worker import Coming
@@ -72,7 +73,7 @@ class Formation:
         if isinstance(role, HostSettings) and offer is not None:
             self._session = HostSession(me, offer, role.members)
         else:
-            self._session = MemberSession(me, host, trio.current_time())
+            self._session = MemberSession(me, host, trio.current_time(), guest=self._visits_by_wish)
             around.nursery.start_soon(self._keep_time, self._session)
 
     async def _keep_time(self, session: MemberSession) -> None:
@@ -126,22 +127,30 @@ class Formation:
 
     def part_in_birthday(self, peer: NodeId) -> BirthdayRole | None:
         """What this member can do where punching towards a neighbour has failed."""
-        ring = () if self.build is None else self.build.assignment.ring
-        info = next((info for info in ring if info.node_id == peer), None)
+        known = () if self.build is None else (*self.build.assignment.ring, *self.build.guests.values())
+        info = next((info for info in known if info.node_id == peer), None)
         return None if info is None else birthday_role(info, self._me)
+
+    def is_guest(self, peer: NodeId) -> bool:
+        """Whether a peer is linked with this member, the head, as a guest."""
+        return self.build is not None and peer in self.build.guests
+
+    @property
+    def _visits_by_wish(self) -> bool:
+        role = self._around.settings.role
+        return isinstance(role, JoinSettings) and role.guest
 
     # -- what the session machine asks for ----------------------------------------------------------------------------
 
     def _act(self, event: steps.Event) -> None:
         console = self._around.console
         match event:
-            case steps.Present(names, expected):
-                of = f" of {expected}" if expected else ""
-                console.status(f"{len(names)}{of} here: {', '.join(names)}")
-            case steps.Dropped(name, text):
-                console.status(f"{name} cannot take part: {text}")
+            case steps.Present() | steps.Dropped() | steps.Guests():
+                console.status(_who_is_here(event))
             case steps.MeasureWanted(name, offer):
                 self._measure_wanted(name, offer)
+            case steps.Welcomed() | steps.GuestCame() | steps.GuestLeft():
+                self._guest(event)
             case steps.PlanWanted(members):
                 self._plan(members)
             case steps.BuildWanted(assignment):
@@ -225,9 +234,23 @@ class Formation:
         around.recorder.record("plan", now, {"plan": assignment.plan})
         for line in describe(self.build.plan).splitlines():
             around.console.status(line)
+        if self.build.duty is None and not self._visits_by_wish:
+            around.console.status("the ring is faster without this machine: it asks as a guest, and lends nothing")
         self.build.open_links(around.mesh, now)
         around.nursery.start_soon(self._attempt, self._serve, self.build)
         around.nursery.start_soon(self._attempt, self._report_ready, self.build)
+
+    def _guest(self, event: steps.Welcomed | steps.GuestCame | steps.GuestLeft) -> None:
+        mesh, now = self._around.mesh, trio.current_time()
+        match event:
+            case steps.Welcomed(name, offer):
+                self._offer, self._me = offer, replace(self._me, name=name)
+                text = f"a guest here: the session serves {offer.manifest.name}, this machine lends nothing"
+                self._around.console.status(text)
+            case steps.GuestCame(member) if self.build is not None:
+                self.build.guest_came(member, mesh, now)
+            case steps.GuestLeft(node) if self.build is not None:
+                self.build.guest_left(node, mesh, now)
 
     def _coming(self, coming: Coming) -> None:
         """This member's share is being fetched."""
@@ -244,7 +267,10 @@ class Formation:
             self._around.console.progress(fetches.line(now))
 
     async def _serve(self, build: Build) -> None:
-        await build.serving.run(self._around.backend, build.offer, build.duty)
+        if build.duty is None:
+            await build.serving.visit()
+        else:
+            await build.serving.run(self._around.backend, build.offer, build.duty)
 
     async def _report_ready(self, build: Build) -> None:
         await build.wait()
@@ -261,6 +287,17 @@ class Formation:
             self._around.finish(MemberLeft(ended.text))
         else:
             self._around.finish(SessionError(ended.text))
+
+
+def _who_is_here(event: steps.Present | steps.Dropped | steps.Guests) -> str:
+    match event:
+        case steps.Present(names, expected):
+            of = f" of {expected}" if expected else ""
+            return f"{len(names)}{of} here: {', '.join(names)}"
+        case steps.Dropped(name, text):
+            return f"{name} cannot take part: {text}"
+        case steps.Guests(names):
+            return f"guests: {', '.join(names)}" if names else "no guests any more"
 
 
 def _capability_line(capability: Capability) -> str:

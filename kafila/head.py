@@ -15,12 +15,12 @@ from typing import Protocol
 from kafila.errors import KafilaError, ProtocolError, UsageError
 from kafila.question import check
 from kafila.ring import schedule
-from kafila.ring.frames import Activation, Ask, Cancel, Stats, Text
+from kafila.ring.frames import Activation, Ask, Cancel, Stats, Text, decode_control, encode_control
 from kafila.ring.pace import Pace
 from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Started, Token, Verdict
-from kafila.serve import BatchDone, Lately, Place, Said, Stage, median
+from kafila.serve import BatchDone, Lately, Place, Said, Send, Stage, median
 from kafila.shard.worker import Forward, Forwarded, Result, Sample, Sampled
-from kafila.types import FinishReason, Question, SpelledLogprobs, TokenLogprobs
+from kafila.types import FinishReason, NodeId, Question, SpelledLogprobs, TokenLogprobs
 
 STATS_EVERY_S = 1.0
 """How often members hear the head's measurements while something is being answered."""
@@ -107,6 +107,34 @@ class Head(Stage):
         self._lately: deque[tuple[tuple[float, ...], float]] = deque(maxlen=_STATS_WINDOW)
         self._stats_due = now
         self._drawn = 0
+        self._guests: set[NodeId] = set()
+
+    # -- guests -------------------------------------------------------------------------------------------------------
+
+    def guest_came(self, guest: NodeId) -> None:
+        """Somebody outside the ring may ask over a link of its own."""
+        self._guests.add(guest)
+
+    def guest_left(self, guest: NodeId, now: float) -> None:
+        """Nobody reads a guest's answers any more: their slots are free at once."""
+        self._guests.discard(guest)
+        for answer in [answer for answer in self._answers.values() if answer.ask.asker == guest]:
+            self._scheduler.cancel(answer.ask.request)
+        self._pump(now)
+
+    def receive_guest(self, guest: NodeId, data: bytes, now: float) -> None:
+        """A message over a guest's link. It may ask for itself and cancel that; whatever else it says changes nothing,
+        for nobody's session depends on a guest."""
+        if guest not in self._guests:
+            return
+        try:
+            message = decode_control(data)
+        except ProtocolError:
+            return
+        if isinstance(message, Ask | Cancel) and message.asker == guest:
+            self._to_head(message, now)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
 
     def _to_head(self, message: Ask | Cancel, now: float) -> None:
         if isinstance(message, Cancel):
@@ -173,7 +201,9 @@ class Head(Stage):
     def _emit(self, text: Text) -> None:
         if text.asker == self.place.me:
             self._events.append(Said(text))
-        else:
+        elif text.asker in self._guests:
+            self._sends.append(Send(False, encode_control(text), text.asker))
+        elif text.asker in self.place.ring:  # and not a guest that has gone
             self._send_control(text)
 
     def _pump(self, now: float) -> None:
@@ -277,5 +307,6 @@ class Head(Stage):
         self._events.append(Lately(stats))
         if not self.place.alone:
             self._send_control(stats)
+        self._sends.extend(Send(False, encode_control(stats), guest) for guest in self._guests)
         if self._scheduler.idle:
             self._lately.clear()

@@ -209,6 +209,11 @@ class Mesh:
             self._hang_up(peer, reason, now)
         self._control.leave(now)
 
+    def close_link(self, peer: NodeId, now: float, reason: str) -> None:
+        """Say goodbye to one peer, if there is a link with it."""
+        if peer in self._links:
+            self._hang_up(peer, reason, now)
+
     def _hang_up(self, peer: NodeId, reason: str, now: float) -> None:
         link = self._links[peer]
         link.connection.close(now, reason)

@@ -10,8 +10,9 @@ from kafila.ring.frames import Stats
 from kafila.types import PathKind
 
 
-def ring_table(plan: Plan, me: int, stats: Stats | None, links: Mapping[int, LinkState | None]) -> str:
-    """A table of the ring, the head first. ``me`` is this member's place; ``links`` its own, by the other's place."""
+def ring_table(plan: Plan, me: int | None, stats: Stats | None, links: Mapping[int, LinkState | None]) -> str:
+    """A table of the ring, the head first. ``me`` is this member's place, None a guest's; ``links`` its own, by the
+    other's place."""
     rows = [("member", "blocks", "predicted", "measured", "link from here")]
     for place, stage in enumerate(plan.stages):
         blocks = f"{stage.blocks.first}-{stage.blocks.stop - 1}" + (" + head" if place == 0 else "")

@@ -57,6 +57,21 @@ class Place:
         return self.ring.index(self.me)
 
     @property
+    def visiting(self) -> bool:
+        """Whether this member is a guest, linked with the head alone."""
+        return self.me not in self.ring
+
+    @property
+    def before(self) -> NodeId:
+        """Whom messages come from."""
+        return self.ring[0 if self.visiting else self.position - 1]
+
+    @property
+    def after(self) -> NodeId:
+        """Whom messages go to."""
+        return self.ring[0 if self.visiting else (self.position + 1) % len(self.ring)]
+
+    @property
     def alone(self) -> bool:
         """Whether this member is the whole ring."""
         return len(self.ring) == 1
@@ -64,10 +79,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message for the next neighbour."""
+    """A message for the next neighbour, or, at the head, for a guest."""
 
     bulk: bool
     data: bytes
+    guest: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from kafila.serve import BatchDone, Broken, Event, Lately, Place, Said, Stage
 from kafila.shard.worker import Coming, Failed, Loaded, Result
 from kafila.trace import Recorder
 from kafila.types import FinishReason, NodeId, Question
+from kafila.visit import Visit
 
 
 class ServingRing:
@@ -49,11 +50,17 @@ class ServingRing:
         self._poke = poke
         self._on_broken = on_broken
         self._on_coming = on_coming
-        self._next = place.ring[(place.position + 1) % len(place.ring)]
         self._stage: Stage | None = None
+        self._guests: set[NodeId] = set()
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count(1)
         self._running = False
+
+    async def visit(self) -> None:
+        """A guest's: nothing to load, and no worker."""
+        self._stage = Visit(self._place)
+        self.loaded.set()
+        await trio.sleep_forever()
 
     async def run(self, backend: Backend, offer: ModelOffer, duty: Duty) -> None:
         """Load the shard, then serve until cancelled; the worker is stopped on the way out."""
@@ -65,7 +72,9 @@ class ServingRing:
             token.run_sync_soon(self._take, result)
 
         if duty.holds_head:
-            self._stage = Head(self._place, await backend.language(offer), trio.current_time())
+            self._stage = head = Head(self._place, await backend.language(offer), trio.current_time())
+            for guest in self._guests:
+                head.guest_came(guest)
         else:
             self._stage = Stage(self._place)
         self._worker = await backend.worker(offer, duty, on_result)
@@ -91,9 +100,25 @@ class ServingRing:
         self._poke()
 
     def receive(self, sender: NodeId, data: bytes, *, bulk: bool) -> None:
-        """A message of a ring neighbour's. In a ring of two the neighbour is both the one before and the one after."""
-        if self._stage is not None and sender == self._place.ring[self._place.position - 1]:
+        """A message of a ring neighbour's, or of a guest's. In a ring of two the neighbour is both the one before and
+        the one after."""
+        if self._stage is not None and sender == self._place.before:
             self._stage.receive(bulk, data, trio.current_time())
+        elif isinstance(self._stage, Head) and not bulk:
+            self._stage.receive_guest(sender, data, trio.current_time())
+
+    def guest_came(self, guest: NodeId) -> None:
+        """At the head: a guest is linked, and may ask once the ring serves."""
+        self._guests.add(guest)
+        if isinstance(self._stage, Head):
+            self._stage.guest_came(guest)
+
+    def guest_left(self, guest: NodeId) -> None:
+        """At the head: a guest is gone."""
+        self._guests.discard(guest)
+        if isinstance(self._stage, Head):
+            self._stage.guest_left(guest, trio.current_time())
+        self._poke()
 
     def drain(self) -> None:
         """Give jobs to the worker, messages to the link and events to whom they are for."""
@@ -106,7 +131,7 @@ class ServingRing:
             except DeviceError as error:
                 self._on_broken(str(error))
         while (send := stage.next_send()) is not None:
-            self._mesh.send(self._next, send.data, bulk=send.bulk)
+            self._mesh.send(send.guest or self._place.after, send.data, bulk=send.bulk)
         while (event := stage.next_event()) is not None:
             self._heard(event)
 

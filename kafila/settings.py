@@ -33,6 +33,8 @@ class JoinSettings:
     rendezvous: HostPort
     model: str | None
     """Where this machine keeps the checkpoint, if not where the host does."""
+    guest: bool = False
+    """Ask only, and hold no share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,11 +77,13 @@ class StandInBackend:
         nursery: trio.Nursery,
         *,
         memory_bytes: int = 10**6,
+        bandwidth: float = 1e6,
         blocks: int = BLOCKS,
         faults: Mapping[str, KafilaError] | None = None,
     ) -> None:
         self._nursery = nursery
         self._memory_bytes = memory_bytes
+        self._bandwidth = bandwidth
         self._manifest = replace(MANIFEST, blocks=blocks)
         self._faults = faults or {}
 
@@ -96,7 +98,7 @@ class StandInBackend:
 
     async def measure(self, offer: ModelOffer) -> Capability:  # noqa: ARG002  - a backend's
         await self._may_fail("measure")
-        return Capability("stand-in", self._memory_bytes, 1e6, 1e-4, 1e9)
+        return Capability("stand-in", self._memory_bytes, self._bandwidth, 1e-4, 1e9)
 
     async def worker(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> StandInWorker:  # noqa: ARG002  - a backend's
         await self._may_fail("worker")
@@ -235,10 +237,11 @@ class Party:
             raise guest.error
         return parse_code(guest.screen.codes[0])
 
-    def join(self, guest: Guest, code: SessionCode) -> None:
+    def join(self, guest: Guest, code: SessionCode, *, visiting: bool = False) -> None:
+        """As a member, or ``visiting``: as one that asks and holds no share."""
         if code.rendezvous is None:
             raise RuntimeError("a code of the virtual network names its rendezvous")
-        self._start(guest, JoinSettings(code, code.rendezvous, None))
+        self._start(guest, JoinSettings(code, code.rendezvous, None, visiting))
 
     def _start(self, guest: Guest, role: HostSettings | JoinSettings) -> None:
         """On its machine, where there is one: then the node sleeps when the machine does."""

@@ -23,6 +23,8 @@ from kafila.errors import (
     UnknownSession,
     WrongSecret,
 )
+from kafila.plan import Objective
+from kafila.planning import Wishes
 from kafila.question import conversation
 from kafila.rendezvous_service import rendezvous
 from kafila.ring.invite import HostPort, SessionCode, parse_code
@@ -295,3 +297,84 @@ async def test_the_trace_tells_of_the_plan_the_paths_and_every_batch(autojump_cl
         assert kinds >= {"plan", "path", "batch"}
         batch = next(facts for what, _, facts in guests[0].facts.records if what == "batch")
         assert len(batch["stage_s"]) == 3
+
+
+async def joined(w: World, guest: Guest, host: Guest) -> Guest:
+    """A guest that may ask."""
+    w.party.join(guest, parse_code(host.screen.codes[0]), visiting=True)
+    with trio.fail_after(30):
+        await guest.serving.wait()
+    return guest
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_a_guest_asks_over_a_link_with_the_head_and_may_leave(count: int, autojump_clock: MockClock) -> None:
+    async with world() as w:
+        members = await w.form(count)
+        guests = [await joined(w, w.member(f"g{n}"), members[0]) for n in range(2)]
+        right = solo(QUESTION, firsts(members))
+        for who in (*guests, *members):
+            assert await answer_of(who, QUESTION) == right
+        await trio.sleep(3)
+        node = guests[0].node
+        assert node is not None
+        assert node.describe_ring().count("direct") == 1
+        assert "(you)" not in node.describe_ring()
+        guests[0].leaving.set()
+        await guests[0].ended.wait()
+        assert guests[0].error is None
+        await trio.sleep(10)
+        for who in (guests[1], *members):
+            assert await answer_of(who, QUESTION) == right
+        assert any("guests: g1" in line for line in members[0].screen.lines)
+
+
+async def test_a_guest_that_vanishes_frees_its_slots_and_ends_nothing(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        members = await w.form(2)
+        guest = await joined(w, w.member("g"), members[0])
+        right = solo(QUESTION, firsts(members))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):  # more than there are slots: some run, some wait
+                nursery.start_soon(guest.ask, LONG)
+            await trio.sleep(0.3)
+            nursery.cancel_scope.cancel()
+        guest.scope.cancel()
+        await guest.ended.wait()
+        with trio.fail_after(60):
+            for who in members:
+                assert await answer_of(who, QUESTION) == right
+
+
+async def test_a_guest_waits_for_the_session_and_takes_no_members_place(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        host, member, guest = w.member("host"), w.member("member"), w.member("guest")
+        code = await w.party.host(host, 2, rendezvous=w.where)
+        w.party.join(guest, code, visiting=True)
+        await trio.sleep(5)
+        assert not host.serving.is_set()
+        w.party.join(member, code)
+        with trio.fail_after(30):
+            for who in (host, member, guest):
+                await who.serving.wait()
+        assert await answer_of(guest, QUESTION) == solo(QUESTION, firsts([host]))
+        host.leaving.set()
+        with trio.fail_after(5):
+            await guest.ended.wait()
+        assert guest.error is None
+
+
+async def test_a_member_that_the_plan_leaves_out_asks_as_a_guest(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        names = [w.member("host"), w.member("slow", bandwidth=1.0), w.member("other")]
+        wishes = Wishes(objective=Objective.THROUGHPUT, users=1)
+        code = await w.party.host(names[0], 3, rendezvous=w.where, wishes=wishes)
+        for who in names[1:]:
+            w.party.join(who, code)
+        with trio.fail_after(30):
+            for who in names:
+                await who.serving.wait()
+        assert len(firsts([names[0]])) < 3
+        assert any("asks as a guest" in line for line in names[1].screen.lines)
+        assert await answer_of(names[1], QUESTION) == solo(QUESTION, firsts([names[0]]))

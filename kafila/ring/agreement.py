@@ -83,6 +83,8 @@ class Hello:
 
     kind: ClassVar[str] = "hello"
     member: MemberInfo
+    guest: bool = False
+    """Asks and holds no share: comes at any time, takes nobody's place, and may leave without ending anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,22 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Visit:
+    """The host tells the head of a guest, who links with the head and nobody else."""
+
+    kind: ClassVar[str] = "visit"
+    member: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class VisitOver:
+    """The host tells the head that a guest is gone."""
+
+    kind: ClassVar[str] = "visit-over"
+    member: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """A member cannot go on (model missing, device out of memory): one line for people."""
 
@@ -190,10 +208,23 @@ class Over:
 
 
 SessionMessage = (
-    Hello | Welcome | Refusal | Roster | Reachable | Measured | Assign | Fetched | Ready | Serve | Trouble | Over
+    Hello
+    | Welcome
+    | Refusal
+    | Roster
+    | Reachable
+    | Measured
+    | Assign
+    | Fetched
+    | Ready
+    | Serve
+    | Visit
+    | VisitOver
+    | Trouble
+    | Over
 )
 _FAMILY = records.kinds(
-    Hello, Welcome, Refusal, Roster, Reachable, Measured, Assign, Fetched, Ready, Serve, Trouble, Over
+    Hello, Welcome, Refusal, Roster, Reachable, Measured, Assign, Fetched, Ready, Serve, Visit, VisitOver, Trouble, Over
 )
 
 

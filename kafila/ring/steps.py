@@ -41,6 +41,35 @@ class MeasureWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Welcomed:
+    """The host takes this guest; nothing is measured."""
+
+    name: str
+    offer: ModelOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Guests:
+    """Host only: who is here as a guest now."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCame:
+    """Head only: link with a guest, and answer it."""
+
+    member: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class GuestLeft:
+    """Head only: a guest is gone; what it asked is of no use any more."""
+
+    member: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class PlanWanted:
     """Host only: divide the model among these, in the order they joined, then call ``assign`` or ``end``."""
 
@@ -86,4 +115,18 @@ class Moved:
     member: MemberInfo
 
 
-Event = Present | Dropped | MeasureWanted | PlanWanted | BuildWanted | Fetching | Moved | Serving | Ended
+Event = (
+    Present
+    | Dropped
+    | MeasureWanted
+    | Welcomed
+    | PlanWanted
+    | BuildWanted
+    | Fetching
+    | Moved
+    | Guests
+    | GuestCame
+    | GuestLeft
+    | Serving
+    | Ended
+)

@@ -18,6 +18,7 @@ from kafila.ring.agreement import (
     Over,
     Reachable,
     Ready,
+    Refusal,
     RefusalReason,
     Serve,
     SessionMessage,
@@ -26,12 +27,17 @@ from kafila.ring.agreement import (
     decode_message,
     encode_message,
 )
-from kafila.ring.session import MAX_MEMBERS, WELCOME_TIMEOUT_S, HostSession, MemberSession, State
+from kafila.ring.session import WELCOME_TIMEOUT_S, MemberSession
+from kafila.ring.session_host import MAX_GUESTS, HostSession
+from kafila.ring.session_machine import MAX_MEMBERS, State
 from kafila.ring.steps import (
     BuildWanted,
     Dropped,
     Ended,
     Event,
+    GuestCame,
+    GuestLeft,
+    Guests,
     MeasureWanted,
     Moved,
     Outgoing,
@@ -56,9 +62,15 @@ def info(n: int, name: str = "") -> MemberInfo:
 class Session:
     """A host and members; ``step`` delivers one message and plays the devices' part."""
 
-    def __init__(self, members: int, expected: int | None) -> None:
+    def __init__(
+        self, members: int, expected: int | None, *, guests: int = 0, left_out: int = 0, head: int = 0
+    ) -> None:
+        self.left_out = left_out
+        self.head = head
         self.host = HostSession(info(0), OFFER, expected)
         self.members = {info(n).node_id: MemberSession(info(n), info(0).node_id, 0.0) for n in range(1, members + 1)}
+        for n in range(members + 1, members + guests + 1):
+            self.members[info(n).node_id] = MemberSession(info(n), info(0).node_id, 0.0, guest=True)
         self.events: dict[NodeId, list[Event]] = {node: [] for node in [info(0).node_id, *self.members]}
         self.wires: dict[tuple[NodeId, NodeId], deque[SessionMessage]] = {}
 
@@ -85,7 +97,9 @@ class Session:
             case MeasureWanted():
                 machine.measured(CAPABILITY)
             case PlanWanted(members):
-                self.host.assign("the plan", [member.node_id for member, _ in members])
+                ring = [member.node_id for member, _ in members][: len(members) - self.left_out]
+                turn = self.head % len(ring)
+                self.host.assign("the plan", ring[turn:] + ring[:turn])
             case BuildWanted():
                 machine.ready()
             case _:
@@ -298,3 +312,99 @@ def test_an_older_members_introduction_reads_as_interfaces() -> None:
     older = encode_message(Hello(info(1))).replace(b',"kinds":[]', b"")
     assert b"kinds" not in older
     assert decode_message(older) == Hello(info(1))
+
+
+def ring_of(session: Session) -> list[NodeId]:
+    """The head first."""
+    (build,) = (event for event in session.events[info(0).node_id] if isinstance(event, BuildWanted))
+    return [member.node_id for member in build.assignment.ring]
+
+
+def linked_guests(session: Session) -> set[NodeId]:
+    """Whom the head was told of and not told to be gone, by its own events."""
+    (head,) = {
+        event.assignment.ring[0].node_id for event in session.events[info(0).node_id] if isinstance(event, BuildWanted)
+    }
+    linked: set[NodeId] = set()
+    for event in session.events[head]:
+        if isinstance(event, GuestCame):
+            linked.add(event.member.node_id)
+        elif isinstance(event, GuestLeft):
+            linked.remove(event.member)
+    others = [node for node in session.events if node != head]
+    assert not any(isinstance(event, GuestCame) for node in others for event in session.events[node])
+    return linked
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.lists(st.integers(0, 50), max_size=60),
+)
+def test_guests_and_members_left_out_serve_beside_the_ring_linked_with_its_head(
+    members: int, guests: int, left_out: int, head: int, picks: list[int]
+) -> None:
+    left_out = min(left_out, members)
+    session = Session(members, members + 1, guests=guests, left_out=left_out, head=head)
+    for pick in picks:
+        session.step(pick)
+    session.run()
+    assert {machine.state for machine in session.machines.values()} == {State.SERVING}
+    ring = ring_of(session)
+    assert linked_guests(session) == set(session.machines) - set(ring)
+    for node, machine in session.machines.items():
+        assert session.events[node][-1] == Serving() or node in ring
+        if node not in ring:
+            assert not any(isinstance(event, MeasureWanted) for event in session.events[node]) or left_out
+            machine.reachable(Reachable((Address("203.0.113.9", 9),)))
+    session.run()
+    moved = {event.member.node_id for event in session.events[ring[0]] if isinstance(event, Moved)}
+    assert moved >= linked_guests(session)
+
+
+@given(st.integers(0, 2), st.integers(0, 60))
+def test_a_guest_that_goes_ends_nothing(head: int, steps: int) -> None:
+    session = Session(2, 3, guests=2, head=head)
+    for _ in range(steps):
+        session.step()
+    session.collect()
+    gone = info(3).node_id
+    session.wires = {wire: queue for wire, queue in session.wires.items() if gone not in wire}
+    known = any(isinstance(event, Guests) and "member 3" in event.names for event in session.events[info(0).node_id])
+    session.members.pop(gone)
+    for machine in session.machines.values():
+        machine.gone(gone)
+    session.run()
+    assert {machine.state for machine in session.machines.values()} == {State.SERVING}
+    assert linked_guests(session) == {info(4).node_id}
+    told = [event.names for event in session.events[info(0).node_id] if isinstance(event, Guests)]
+    assert "member 3" not in told[-1] or not known
+
+
+def test_a_guest_comes_late_and_the_session_ends_for_it_too() -> None:
+    session = Session(1, 2)
+    session.run()
+    late = info(7)
+    session.members[late.node_id] = MemberSession(late, info(0).node_id, 0.0, guest=True)
+    session.events[late.node_id] = []
+    session.run()
+    assert session.members[late.node_id].state is State.SERVING
+    assert linked_guests(session) == {late.node_id}
+    session.host.gone(info(1).node_id)
+    session.run()
+    assert session.members[late.node_id].state is State.OVER
+    assert "member 1 left" in str(session.events[late.node_id][-1])
+
+
+def test_guests_have_a_limit_of_their_own_and_say_so() -> None:
+    host = HostSession(info(0), OFFER, 1)
+    for n in range(1, MAX_GUESTS + 2):
+        host.receive(info(n).node_id, Hello(info(n), guest=True))
+    assert host.names == ("member 0",)
+    messages = []
+    while (outgoing := host.next_message()) is not None:
+        messages.append(outgoing.message)
+    assert isinstance(messages[-1], Refusal)
+    assert f"{MAX_GUESTS} guests" in messages[-1].text
