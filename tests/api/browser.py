@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import os
@@ -28,6 +27,7 @@ class Browser:
         self._numbers = itertools.count(1)
         self._session: str | None = None
         self._buffer = b""
+        self._loaded = False
         self.complaints: list[str] = []
 
     async def open(self) -> None:
@@ -58,13 +58,18 @@ class Browser:
         return json.loads(message)
 
     def _note(self, event: Any) -> None:
+        self._loaded |= event.get("method") == "Page.loadEventFired"
         if event.get("method") == "Log.entryAdded":
             self.complaints.append(event["params"]["entry"]["text"])
         if event.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(event["params"]["exceptionDetails"]))
 
     async def go(self, url: str) -> None:
+        self._loaded = False
         await self.call("Page.navigate", url=url)
+        with trio.fail_after(PATIENCE_S):
+            while not self._loaded:
+                self._note(await self._hear())
 
     async def value(self, expression: str) -> Any:
         """What JavaScript says, awaited."""
@@ -75,9 +80,8 @@ class Browser:
     async def until(self, expression: str) -> Any:
         """The expression's value once it is true."""
         with trio.fail_after(PATIENCE_S):
-            while not (value := await self.value(expression)):
-                await trio.sleep(0.02)
-        return value
+            look = f"const look = () => {{ const value = {expression}; value ? done(value) : setTimeout(look, 20); }}"
+            return await self.value(f"new Promise((done) => {{ {look}; look(); }})")
 
     async def type(self, text: str) -> None:
         await self.call("Input.insertText", text=text)
@@ -94,9 +98,6 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    async def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot"))["data"]))
 
 
 @asynccontextmanager

@@ -117,8 +117,8 @@ async def test_a_page_of_another_origin_gets_nothing(tmp_path: Path) -> None:
         for port in (other.port, client.port):
             asked = f"fetch('http://127.0.0.1:{port}/v1/models').then(() => 'read', () => 'refused')"
             assert await tab.value(asked) == "refused"
-            blind = f"fetch('http://127.0.0.1:{port}/v1/chat/completions', {{method: 'POST', mode: 'no-cors', body: '{{}}'}})"
-            assert await tab.value(f"{blind}.then(r => r.type, () => 'refused')") in {"opaque", "refused"}
+            blind = f"'http://127.0.0.1:{port}/v1/chat/completions', {{method: 'POST', mode: 'no-cors', body: '{{}}'}}"
+            assert await tab.value(f"fetch({blind}).then(r => r.type, () => 'refused')") in {"opaque", "refused"}
         counted = (await client.get("/metrics")).body
         assert b"/v1/chat/completions" not in counted
         assert b'route="/v1/models"' not in counted
