@@ -15,10 +15,10 @@ def build(cells: Sequence[Cell], results: Results, pairs: Sequence[NatPair], tig
     page = Page("The paper's fleets, run whole in virtual time")
     page.add(
         Paragraph(
-            "Rangwala, Sinnott and Buyya, arXiv:2609.34045, reproduced without its machines: the deployed nodes, "
-            "links, planner, scheduler and rendezvous run unmodified in a virtual network, and a simulated device takes the "
-            "time that its bandwidth and arithmetic give. Each figure is the median over sessions that draw bandwidths "
-            "anew; a session's is the median over generations after the first."
+            "Rangwala, Sinnott and Buyya, arXiv:2609.34045, reproduced without its machines. The deployed nodes, "
+            "links, planner, scheduler and rendezvous run unmodified in a virtual network; a simulated device takes "
+            "the time its bandwidth and arithmetic give. A figure is the median over sessions that draw bandwidths anew, "
+            "and a session's is the median over generations after the first."
         )
     )
     theirs.table_iii(page, pairs)

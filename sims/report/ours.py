@@ -28,7 +28,7 @@ def throughput(page: Page, cells: Sequence[Cell], results: Results) -> None:
         one, four = results.get(cell.ours(1)), results.get(cell.ours(USERS))
         if one is None or four is None:
             continue
-        first, many = one.median("one_user"), max(one.median("all_users"), four.median("all_users"))
+        first, many = one.median("one_user"), four.median("all_users")
         leads = {}
         for allocation in (Allocation.UNIFORM, Allocation.MEMORY):
             base = results.get(cell.papers(allocation))
@@ -46,6 +46,7 @@ def throughput(page: Page, cells: Sequence[Cell], results: Results) -> None:
         page.figures |= {
             f"ours_{cell.fleet}_{cell.model}_one_user_tokens_per_s": first,
             f"ours_{cell.fleet}_{cell.model}_four_users_tokens_per_s": many,
+            f"ours_{cell.fleet}_{cell.model}_four_users_planned_for_one_tokens_per_s": one.median("all_users"),
         }
     lead = said().lead
     page.add(
@@ -117,8 +118,8 @@ def setup(page: Page, cells: Sequence[Cell], results: Results) -> None:
         Table(("fleet", "network", "paper", "relayed edges", "carries data after", "direct after"), rows),
         Paragraph(
             "Medians from the plan on. geography: NATs through which exactly the paper's edges relay; paths: NATs of "
-            "the members' classes, and whatever our engine finds. Every edge carries data through the relay first: nobody "
-            "waits for a path that does not exist: the paper's relayed edges took 20.8 s."
+            "the members' classes, and whatever our engine finds. Every edge carries data through the relay first, so "
+            "nobody waits for a path that does not exist: the paper's relayed edges took 20.8 s."
         ),
     )
 

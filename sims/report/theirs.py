@@ -183,16 +183,19 @@ def fig_2(page: Page, cells: Sequence[Cell], results: Results) -> None:
             for allocation in papers_allocations()
         }
         share = median(one.overhead for one in of[Allocation.KAFILA])
-        gains = {allocation: median(one.gain for one in found) for allocation, found in of.items()}
+        gains = {allocation: median(one.gain for one in found) for allocation, found in of.items() if found}
         points.append((share, gains))
         page.figures |= {
             f"fig_2_{fleet}_{allocation.value}_four_user_gain": gain for allocation, gain in gains.items()
         } | {f"fig_2_{fleet}_network_share": share}
-        words = [f"{gain:.2f} ({_range(said().four_user_gain[fleet][a.value])})" for a, gain in gains.items()]
+        words = [
+            f"{gains[a]:.2f} ({_range(said().four_user_gain[fleet][a.value])})" if a in gains else "declined"
+            for a in NAMES
+        ]
         low, high = said().network_overhead[fleet]
         rows.append((fleet, f"{share * 100:.0f}% ({low * 100:.0f}-{high * 100:.0f}%)", *words))
     points.sort(key=lambda point: point[0])
-    series = [Series(name, [gains[allocation] for _, gains in points]) for allocation, name in NAMES.items()]
+    series = [Series(name, [gains.get(allocation) for _, gains in points]) for allocation, name in NAMES.items()]
     svg = lines(
         f"{USERS} users over one",
         "network overhead, % of a token",
