@@ -126,6 +126,7 @@ class _Session:
         wishes = Wishes(
             objective=Objective(trial.objective),
             allocation=trial.allocation,
+            shares=trial.shares,
             users=trial.planned_users or trial.users,
             margin=HEAD_MARGIN if trial.margin else 0.0,
             head_stays=trial.head_stays,

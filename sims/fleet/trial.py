@@ -24,6 +24,8 @@ class Trial:
     users: int = 1
     planned_users: int | None = None
     """Whom the throughput objective plans for; None: the users."""
+    shares: tuple[int, ...] | None = None
+    """Exact block counts, the host's first, then in the fleet's order."""
     batching: bool = True
     """Requests that share a batch are computed together; otherwise each by itself."""
     head_stays: bool = False

@@ -17,7 +17,7 @@ def build(cells: Sequence[Cell], results: Results, pairs: Sequence[NatPair], tig
         Paragraph(
             "Rangwala, Sinnott and Buyya, arXiv:2609.34045, reproduced without its machines. The deployed nodes, "
             "links, planner, scheduler and rendezvous run unmodified in a virtual network; a simulated device takes "
-            "the time its bandwidth and arithmetic give. A figure is the median over sessions that draw bandwidths anew, "
+            "the time its bandwidth and arithmetic give. A figure is the median over sessions that draw anew, "
             "and a session's is the median over generations after the first."
         )
     )
