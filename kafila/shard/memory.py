@@ -40,7 +40,9 @@ def _cgroup_free(root: Path) -> Iterator[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            yield from _left(base, path, "memory.max", "memory.current", "inactive_file")
+            # Above "high" a group is not killed, only throttled to a crawl.
+            for limit in ("memory.max", "memory.high"):
+                yield from _left(base, path, limit, "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             yield from _left(base / "memory", path, *names)

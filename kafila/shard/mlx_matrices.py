@@ -23,6 +23,8 @@ strict check, so the checker is told nothing."""
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 GROUPS = (128, 64, 32)
 """Inputs that may share a scale in MLX's kernels."""
+TURNED_WEIGHTS = 1 << 26
+"""Weights of the largest matrix that is turned round as it is loaded, which for a moment takes as much again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,10 @@ def _bias(biases: Sequence[HostTensor], dtype: Any) -> Array | None:
 
 
 def _dense_matrix(parts: Sequence[HostMatrix], bias: Array | None, dtype: Any, *, inputs_first: bool) -> DenseMatrix:
-    weight = mx.concatenate([dense(part, dtype) for part in parts])
-    return DenseMatrix(evaluated(mx.contiguous(weight.T)) if inputs_first else evaluated(weight).T, bias)
+    weight = mx.concatenate([evaluated(dense(part, dtype)) for part in parts])
+    if inputs_first and weight.size <= TURNED_WEIGHTS:
+        return DenseMatrix(evaluated(mx.contiguous(weight.T)), bias)
+    return DenseMatrix(evaluated(weight).T, bias)
 
 
 def _unpacked(part: QuantizedTensor) -> npt.NDArray[np.float32]:

@@ -46,6 +46,12 @@ def test_version_2_takes_the_tightest_group_on_the_way_up(tmp_path: Path) -> Non
     assert available_ram(root) == 1400 * MB
 
 
+def test_memory_beyond_which_a_group_is_throttled_is_not_counted(tmp_path: Path) -> None:
+    root = _process(tmp_path, "0::/box\n")
+    _group(root, "box", {"memory.max": 2000 * MB, "memory.high": 1500 * MB, "memory.current": 700 * MB})
+    assert available_ram(root) == 800 * MB
+
+
 def test_a_container_sees_its_own_group_at_the_root(tmp_path: Path) -> None:
     root = _process(tmp_path, "0::/docker/0123abcd\n")
     _group(root, "", {"memory.max": 900 * MB, "memory.current": 1000 * MB})
