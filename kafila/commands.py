@@ -57,8 +57,8 @@ def host_or_join(options: dict[str, Any]) -> None:
         person = _Person(console, options)
 
         async def member() -> None:
-            backend, network = DeviceBackend(device, console.status), TrioNetwork()
-            await run_node(settings, network, backend, console, recorder, person, routers=SYSTEM_ROUTERS)
+            with contextlib.closing(DeviceBackend(device, console.status)) as backend:
+                await run_node(settings, TrioNetwork(), backend, console, recorder, person, routers=SYSTEM_ROUTERS)
 
         trio.run(person.watch, member)
     if person.interrupted:
@@ -104,7 +104,7 @@ def _sampling(options: dict[str, Any]) -> Sampling:
 
 def _host(options: dict[str, Any], rendezvous: HostPort | None) -> HostSettings:
     if options["model"] is None:
-        raise UsageError("say which model to serve: --model FOLDER, a checkpoint as Hugging Face lays it out")
+        raise UsageError("say which model to serve: --model WHERE, a checkpoint's folder, its address, or its name on the hub")
     if options["members"] is None and not is_terminal():
         raise UsageError("say how many members to wait for, yourself included: --members N")
     shares = options["shares"]

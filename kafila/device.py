@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -16,8 +16,9 @@ from kafila.errors import DeviceError, UsageError
 from kafila.head import Language
 from kafila.ring.agreement import ModelOffer
 from kafila.shard.config import parse_config
-from kafila.shard.manifest import model_manifest, open_checkpoint
-from kafila.shard.worker import Result, ShardWorker, Stage
+from kafila.shard.library import Library, Wanted
+from kafila.shard.manifest import model_manifest
+from kafila.shard.worker import Coming, Result, ShardWorker, Stage
 from kafila.types import Capability
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ DEFAULT_CONTEXT = 4096
 hold more would otherwise reserve memory for prompts that never come."""
 INBOX_JOBS = 128
 """Twice the batches a member may hold (``serve.MAX_PENDING_BATCHES``): each may have a pass and a draw waiting."""
+COMING_EVERY_S = 0.25
+"""Between two words about bytes that have come: what a person sees move, and nothing to the event loop."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
@@ -54,15 +57,22 @@ class DeviceSettings:
 class DeviceBackend:
     """A device under torch or MLX."""
 
-    def __init__(self, settings: DeviceSettings) -> None:
+    def __init__(self, settings: DeviceSettings, told: Callable[[str], None] | None = None) -> None:
+        """``told`` hears what people should know of the checkpoint's source, from any thread."""
         self._settings = settings
+        self._library = Library(told or _unheard)
+
+    def close(self) -> None:
+        """Let go of checkpoint and source; nothing may be asked any more."""
+        self._library.close()
 
     async def offer(self, model: str, context: int | None, slots: int) -> ModelOffer:
         """Read a checkpoint's configuration and headers; raises ModelError, or UsageError for too long a context."""
-        return await trio.to_thread.run_sync(self._offer, model, context, slots)
+        return await trio.to_thread.run_sync(self._offer, model, context, slots, abandon_on_cancel=True)
 
     def _offer(self, model: str, context: int | None, slots: int) -> ModelOffer:
-        checkpoint = open_checkpoint(Path(model).expanduser())
+        found = self._library.look(Wanted(model))
+        checkpoint = found.checkpoint
         dtype = checkpoint.config.dtype if self._settings.dtype == "auto" else self._settings.dtype
         limit = checkpoint.config.max_context
         if context is not None and context > limit:
@@ -71,34 +81,46 @@ class DeviceBackend:
             )
         return ModelOffer(
             manifest=model_manifest(checkpoint.name, checkpoint.config, dtype),
-            source=str(checkpoint.folder.resolve()),
+            source=found.wanted.source,
             config=checkpoint.config_text,
             dtype=dtype,
             context=context or min(limit, DEFAULT_CONTEXT),
             slots=slots,
+            revision=found.wanted.revision,
+            fingerprint=found.wanted.fingerprint,
         )
 
     async def measure(self, offer: ModelOffer) -> Capability:
-        """Measure with the model's shapes; the checkpoint must be there already, so that trouble shows early."""
+        """Measure with the model's shapes. The checkpoint is looked at before, so that trouble shows early."""
+        await trio.to_thread.run_sync(self._library.look, _wanted(offer), abandon_on_cancel=True)
         return await trio.to_thread.run_sync(self._measure, offer)
 
     def _measure(self, offer: ModelOffer) -> Capability:
         from kafila.shard.probe import measure  # noqa: PLC0415  - imports numpy, slow and not needed for errors
 
-        open_checkpoint(Path(offer.source))
-        return measure(self._ops(offer.dtype), parse_config(offer.config), memory_cap=self._settings.memory_bytes)
+        return measure(
+            self._ops(offer.dtype),
+            parse_config(offer.config),
+            context=offer.context,
+            slots=offer.slots,
+            memory_cap=self._settings.memory_bytes,
+        )
 
     async def worker(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> Worker:
         """A worker thread that loads its shard first."""
         await trio.lowlevel.checkpoint()
-        return ShardWorker(lambda: self._load(offer, duty), on_result, inbox=INBOX_JOBS)
+        return ShardWorker(
+            lambda: self._load(offer, duty, on_result), on_result, inbox=INBOX_JOBS, give_up=self._library.leave
+        )
 
-    def _load(self, offer: ModelOffer, duty: Duty) -> Stage:
+    def _load(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> Stage:
         from kafila.shard.load import load_shard  # noqa: PLC0415  - as above
 
         return load_shard(
             self._ops(duty.dtype),
-            open_checkpoint(Path(offer.source)),
+            self._library.share(
+                _wanted(offer), duty.blocks, holds_head=duty.holds_head, progress=_now_and_then(on_result)
+            ),
             duty.blocks,
             holds_head=duty.holds_head,
             slots=duty.slots,
@@ -107,7 +129,12 @@ class DeviceBackend:
 
     async def language(self, offer: ModelOffer) -> Language:
         """The checkpoint's tokenizer and template."""
-        return await trio.to_thread.run_sync(_language, Path(offer.source))
+        return await trio.to_thread.run_sync(self._language, offer, abandon_on_cancel=True)
+
+    def _language(self, offer: ModelOffer) -> Language:
+        from kafila.shard.chat import ChatFormat  # noqa: PLC0415  - as above
+
+        return ChatFormat.load(self._library.language(_wanted(offer)), lambda: datetime.now().astimezone())
 
     def _ops(self, dtype: str) -> Ops[Any]:
         asked = self._settings
@@ -121,7 +148,23 @@ class DeviceBackend:
         return open_ops(asked.device, dtype, threads=asked.threads, memory_cap=asked.memory_bytes)
 
 
-def _language(folder: Path) -> Language:
-    from kafila.shard.chat import ChatFormat  # noqa: PLC0415  - as above
+def _unheard(_line: str) -> None:
+    pass
 
-    return ChatFormat.load(folder, lambda: datetime.now().astimezone())
+
+def _wanted(offer: ModelOffer) -> Wanted:
+    return Wanted(offer.source, offer.revision, offer.fingerprint, offer.manifest.name)
+
+
+def _now_and_then(on_result: Callable[[Result], None]) -> Callable[[int, int], None]:
+    """Progress as results: the last always, others some time after one another."""
+    told = -COMING_EVERY_S
+
+    def progress(done: int, wanted: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if done == wanted or now >= told + COMING_EVERY_S:
+            told = now
+            on_result(Coming(done, wanted))
+
+    return progress

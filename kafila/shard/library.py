@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ class Wanted:
     """The hub's commit, where the host took it from there."""
     fingerprint: str = ""
     """What the host's checkpoint is known by; empty at the host."""
+    name: str = field(default="", compare=False)
+    """What the host calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,24 @@ class Library:
         self._patience = Patience()
         self._remotes: dict[tuple[str, str], RemoteCheckpoint] = {}
         """By place and commit. A member has one checkpoint, so there are one or two."""
+        self._found: dict[Wanted, Found] = {}
 
     def leave(self) -> None:
         """End what is being fetched, soon; from any thread. What came is kept."""
         self._patience.stopping.set()
 
+    def close(self) -> None:
+        """Leave, hang up, and let go of what is cached."""
+        self.leave()
+        for remote in {id(remote): remote for remote in self._remotes.values()}.values():
+            remote.close()
+        self._remotes.clear()
+
     def look(self, wanted: Wanted) -> Found:
         """Configuration and headers, no weights. Raises ModelError, which names both where this is another checkpoint
         than the one wanted."""
+        if (known := self._found.get(wanted)) is not None:
+            return known  # the host, which has offered it
         source = _source(wanted)
         if isinstance(source, Folder):
             checkpoint, revision = _open_folder(source, wanted), ""
@@ -68,10 +80,12 @@ class Library:
             place, revision = _shown(source), remote.revision
         if wanted.fingerprint and print_ != wanted.fingerprint:
             raise ModelError(
-                f"{place} ({print_[:12]}) and the checkpoint that the host serves ({wanted.fingerprint[:12]}) are not "
-                "the same: point --model at a copy of the host's"
+                f"{place} (fingerprint {print_[:12]}) is not the {wanted.name} that the host serves (fingerprint "
+                f"{wanted.fingerprint[:12]}): point --model at a copy of the host's, or leave it out"
             )
-        return Found(checkpoint, Wanted(place, revision, print_))
+        found = Found(checkpoint, Wanted(place, revision, print_))
+        self._found[found.wanted] = found
+        return found
 
     def language(self, wanted: Wanted) -> Path:
         """A folder with the checkpoint's tokenizer and template. Raises ModelError."""
