@@ -1,12 +1,13 @@
 """Decoding in one process: against transformers' ``generate``, and against reading the weights and nothing else.
 
     python bench/decode.py [--json] [--model FOLDER] [--threads 1 2] [--dtypes bfloat16 float32] [--tokens N]
+                           [--backends torch mlx]
 
 Tokens are taken in turns: each of transformers' is followed by one of ours and one pass of the floor, so that all three
 meet the same machine; a figure is the median of their ratios. The floor is the shard's own matrices applied to one row,
 in order, embedding and arithmetic between them left out; ``over_plain_floor`` compares with as many bytes read by
-torch's ``linear``. ``handover_us`` is what it takes to give the device thread a job that does nothing and to hear of
-it, on its thread.
+torch's ``linear``. MLX, where it is installed, is compared with its own floor. ``handover_us`` is what it takes to give
+the device thread a job that does nothing and to hear of it, on its thread.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ CONTEXT = 512
 PROMPT = 32  # tokens before the first that is timed: a short question
 WARM_UP = 4
 HANDOVERS = 2000
+MLX_TOKENS = 16  # its CPU build takes a tenth of a second for each
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -58,7 +61,7 @@ def timed(work: Callable[[], object]) -> float:
 class Ours:
     """A whole model in one shard, decoding greedily."""
 
-    shard: Shard[Tensor]
+    shard: Shard[Any]
     dtype: str
     position: int = 0
     token: int = 1
@@ -153,6 +156,35 @@ def compare(checkpoint: Checkpoint, dtype: str, threads: int, tokens: int) -> di
     return {name: times[WARM_UP:] for name, times in turns.times.items()}
 
 
+def mlx_figures(checkpoint: Checkpoint, dtype: str, tokens: int) -> dict[str, float]:
+    """Tokens a second on the device MLX prefers, and the ratio to its matrices alone, in turns."""
+    import mlx.core as mx  # noqa: PLC0415  - an extra that need not be installed
+
+    from kafila.shard.mlx_ops import MlxOps  # noqa: PLC0415  - as above
+
+    config, ops = checkpoint.config, MlxOps(dtype)
+    shard = load_shard(ops, checkpoint, BlockRange(0, config.blocks), holds_head=True, slots=1, context=CONTEXT)
+    if shard.head is None:
+        raise SystemExit("the shard was to hold the head")
+    widths = (config.hidden, config.heads * config.head_dim, config.hidden, config.intermediate)
+    rows = [mx.random.normal((1, width)).astype(getattr(mx, dtype)) for width in widths]
+    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.up_gate, w.down)]
+    calls = [*zip(matrices, rows * len(shard.weights), strict=True), (shard.head.unembedding, rows[0])]
+    ours = Ours(shard, dtype)
+    for _ in range(PROMPT):
+        ours.step()
+    own, floor = [], []
+    for _ in range(tokens):
+        own.append(timed(ours.step))
+        floor.append(timed(lambda: mx.eval([matrix(row) for matrix, row in calls])))
+    key = f"mlx_{dtype}"
+    return {
+        f"{key}_tokens_per_s": round(1 / statistics.median(own), 1),
+        f"{key}_quickest_tokens_per_s": round(1 / min(own), 1),
+        f"{key}_over_floor": round(statistics.median(f / o for f, o in zip(floor, own, strict=True)), 3),
+    }
+
+
 def handover_us() -> float:
     """Median microseconds from giving a job to hearing of it."""
 
@@ -213,11 +245,17 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--backends", nargs="+", default=["torch", "mlx"])
     options = parser.parse_args(arguments)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     checkpoint = open_checkpoint(options.model)
-    figures = measure(checkpoint, options.dtypes, options.threads, options.tokens)
+    figures: dict[str, float] = {}
+    if "torch" in options.backends:
+        figures |= measure(checkpoint, options.dtypes, options.threads, options.tokens)
+    if "mlx" in options.backends and find_spec("mlx") is not None:
+        for dtype in options.dtypes:
+            figures |= mlx_figures(checkpoint, dtype, min(options.tokens, MLX_TOKENS))
     context: dict[str, Any] = {
         "model": checkpoint.name,
         "tokens": options.tokens,
