@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from aioquic.quic.congestion.base import QuicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.tls import Epoch
 
 INITIAL_WINDOW_PACKETS = 10  # RFC 9002 section 7.2
 MINIMUM_WINDOW_PACKETS = 2  # RFC 9002 section 7.2
@@ -43,6 +44,8 @@ class LinkCongestion(QuicCongestionControl):
         self._acked_in_avoidance = 0
         self._lowest_rtt_s = math.inf
         self._raised_samples = 0
+        self._before_loss: tuple[int, int | None] | None = None
+        self._doubted: set[tuple[Epoch, int]] = set()
 
     def successor(self, now: float, max_datagram_size: int) -> LinkCongestion:
         """For a new path: the initial window again. What is in flight went the old way, and its loss says nothing."""
@@ -88,10 +91,25 @@ class LinkCongestion(QuicCongestionControl):
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
             last_sent = packet.sent_time or 0.0
+            self._doubted.add((packet.epoch, packet.packet_number))
         if last_sent > self._recovery_began:
             self._recovery_began = now
+            self._before_loss = self._before_loss or (self.congestion_window, self.ssthresh)
             self.congestion_window = max(int(self.congestion_window * _LOSS_FACTOR), self._least())
             self.ssthresh = self.congestion_window
+
+    def on_loss_was_none(self, packets: Iterable[QuicSentPacket]) -> None:
+        """These arrived after all. When nothing else has shrunk the window, it is what it was (RFC 4015)."""
+        self._doubted.difference_update((packet.epoch, packet.packet_number) for packet in packets)
+        if self._before_loss is not None and not self._doubted:
+            window, self.ssthresh = self._before_loss
+            self.congestion_window = max(self.congestion_window, window)
+            self._before_loss = None
+
+    def on_loss_was_true(self) -> None:
+        """What shrank the window was no mistake."""
+        self._before_loss = None
+        self._doubted.clear()
 
     def on_persistent_congestion(self) -> None:
         """Nothing got through for several round trips (RFC 9002 section 7.6)."""

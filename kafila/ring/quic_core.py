@@ -6,7 +6,7 @@ another has moved them. What is ours:
 - the client's certificate is asked for;
 - flow control windows slide instead of doubling for ever, so a peer can make us hold only so much;
 - acknowledgements wait for company (below);
-- the window and the pacing of ``quic_congestion.py``;
+- the window and the pacing of ``quic_congestion.py``, the patience of ``quic_loss.py``;
 - forgetting a path.
 """
 
@@ -27,6 +27,7 @@ from aioquic.tls import Epoch
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from kafila.ring.quic_congestion import INITIAL_WINDOW_PACKETS, BurstPacer, LinkCongestion
+from kafila.ring.quic_loss import AdaptiveRecovery
 from kafila.ring.quic_retry import Accept
 
 # A peer's mistakes are events to us, not lines on somebody's terminal; and asking a logger costs something each packet.
@@ -69,6 +70,13 @@ class CoreConnection(AioquicConnection):
         self._ack_delay = ACK_DELAY_S
         for limit, count in ((self._local_max_streams_bidi, 0), (self._local_max_streams_uni, STREAMS_EACH_WAY)):
             limit.value = limit.sent = count
+        self._loss: AdaptiveRecovery = AdaptiveRecovery(
+            congestion_control_algorithm=configuration.congestion_control_algorithm,
+            initial_rtt=configuration.initial_rtt,
+            max_datagram_size=configuration.max_datagram_size,
+            peer_completed_address_validation=not configuration.is_client,
+            send_probe=self._send_probe,
+        )
         self._loss._cc = self._congestion = LinkCongestion(max_datagram_size=configuration.max_datagram_size)
         self._set_pacer(configuration.max_datagram_size)
         self._next_key_update = KEY_UPDATE_PACKETS
@@ -171,6 +179,7 @@ class CoreConnection(AioquicConnection):
     def _forget_round_trip(self) -> None:
         loss = self._loss
         loss._pto_count = 0
+        loss.learn_anew()
         loss._rtt_initialized = False
         loss._rtt_min = math.inf
         loss._rtt_latest = loss._rtt_smoothed = loss._rtt_variance = 0.0

@@ -53,14 +53,12 @@ def _over(
     sentence: str,
     direct_ms: Target,
     spoil: Callable[[Wire, Wire], None],
-    *,
-    known_failure: str | None = None,
 ) -> Scenario:
     async def body(net: VirtualNetwork) -> Outcome:
         spoil(*_homes(net))
         return await _loaded(net, still_direct)
 
-    return Scenario(name, sentence, body, {"direct_ms": direct_ms}, known_failure=known_failure)
+    return Scenario(name, sentence, body, {"direct_ms": direct_ms})
 
 
 def _both(**changes: Any) -> Callable[[Wire, Wire], None]:
@@ -133,8 +131,6 @@ SCENARIOS = [
         "three packets in ten are overtaken by 60 ms of others",
         SLOWER,
         _both(reorder=0.3, reorder_s=0.06),
-        known_failure="three packets overtaking one, or 9/8 of a round trip, are loss to QUIC (RFC 9002 section 6.1), "
-        "and its window never learns otherwise: 100 kB/s do not fit any more",
     ),
     _over("duplicates", "one packet in five comes twice", Target(300, 700), _both(duplicate=0.2)),
     Scenario("mtu-1280-one-way", "1280 bytes at most there, 1500 back", _mtu_one_way, {"direct_ms": Target(300, 700)}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from aioquic.quic.connection import QuicConnection as AioquicConnection
+from aioquic.quic.recovery import QuicPacketRecovery
 
 from kafila.ring import quic_core
 from kafila.ring.quic import Closed, Message, Stream
@@ -20,8 +21,8 @@ INSIDES = {
     " _peer_cid _ping_pending _probe_pending _remote_ack_delay_exponent _remote_max_data _remote_max_data_used"
     " _retire_connection_ids _spaces _state _streams _streams_blocked_pending _streams_queue host_cid tls",
     "tls": "_peer_certificate _request_client_certificate",
-    "_loss": "_cc _pacer _pto_count _rtt_initialized _rtt_latest _rtt_min _rtt_smoothed _rtt_variance"
-    " on_ack_received on_packet_sent",
+    "_loss": "_cc _in_persistent_congestion _on_packets_lost _pacer _pto_count _rtt_initial _rtt_initialized _rtt_latest"
+    " _rtt_min _rtt_smoothed _rtt_variance on_ack_received on_packet_sent",
     "_network_paths.0": "is_validated remote_challenges",
     "_keys": "_update_key_requested key_phase recv send",
     "_keys.recv": "aead hp key_phase",
@@ -57,6 +58,11 @@ def test_the_library_has_the_insides_we_lean_on(number: int) -> None:
 @pytest.mark.parametrize("name", ["_initialize", "_write_stream_limits", "datagrams_to_send", "receive_datagram"])
 def test_the_library_has_the_methods_we_override(name: str) -> None:
     assert callable(getattr(AioquicConnection, name))
+
+
+@pytest.mark.parametrize("name", ["_detect_loss", "on_ack_received"])
+def test_the_library_has_the_loss_detection_we_override(name: str) -> None:
+    assert callable(getattr(QuicPacketRecovery, name))
 
 
 # Acknowledgements
