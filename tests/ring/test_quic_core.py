@@ -21,8 +21,8 @@ INSIDES = {
     " _peer_cid _ping_pending _probe_pending _remote_ack_delay_exponent _remote_max_data _remote_max_data_used"
     " _retire_connection_ids _spaces _state _streams _streams_blocked_pending _streams_queue host_cid tls",
     "tls": "_peer_certificate _request_client_certificate",
-    "_loss": "_cc _in_persistent_congestion _on_packets_lost _pacer _pto_count _rtt_initial _rtt_initialized _rtt_latest"
-    " _rtt_min _rtt_smoothed _rtt_variance on_ack_received on_packet_sent",
+    "_loss": "_cc _in_persistent_congestion _on_packets_lost _pacer _pto_count _rtt_initial _rtt_initialized"
+    " _rtt_latest _rtt_min _rtt_smoothed _rtt_variance on_ack_received on_packet_sent",
     "_network_paths.0": "is_validated remote_challenges",
     "_keys": "_update_key_requested key_phase recv send",
     "_keys.recv": "aead hp key_phase",
