@@ -129,13 +129,25 @@ def birthday_role(peer: MemberInfo, me: MemberInfo) -> BirthdayRole | None:
 def are_near(a: MemberInfo, b: MemberInfo) -> bool:
     """Whether two members are on one machine or, by all that is known, on one network.
 
-    Behind different public addresses equal private networks mean nothing: half of all homes are 192.168.1.0/24.
+    Behind different public addresses equal private networks mean nothing: half of all homes are 192.168.1.0/24. Behind
+    one that does not hairpin different ones mean two subscribers of one carrier, who cannot meet there.
     """
-    if a.machine == b.machine or one_public_host(a, b):
+    if a.machine == b.machine:
         return True
-    if _public_host(a) is not None and _public_host(b) is not None:
-        return False
-    return bool(_networks(a.addresses) & _networks(b.addresses))
+    share_network = bool(_own_networks(a) & _own_networks(b))
+    if one_public_host(a, b):
+        return share_network or not (_cannot_hairpin(a) or _cannot_hairpin(b))
+    return share_network and (_public_host(a) is None or _public_host(b) is None)
+
+
+def _own_networks(info: MemberInfo) -> set[str]:
+    """Of its interfaces: where others see it is no network of its own."""
+    return _networks(c.address for c in candidates_of(info) if c.kind is CandidateKind.HOST)
+
+
+def _cannot_hairpin(info: MemberInfo) -> bool:
+    report = report_of(info)
+    return report is not None and report.hairpin is False
 
 
 def one_public_host(a: MemberInfo, b: MemberInfo) -> bool:

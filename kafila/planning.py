@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from kafila.members import are_near, report_of
+from kafila.members import are_near, one_public_host, report_of
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import nat_class
 from kafila.plan import Allocation, Declined, KnownEdge, Member, Objective, Plan, Workload, plan_session
@@ -77,7 +77,8 @@ def _kind(a: MemberInfo, b: MemberInfo) -> PathKind | None:
     one, other = report_of(a), report_of(b)
     reach = Reach.UNKNOWN if one is None or other is None else predict(one, other)
     if reach is Reach.UNKNOWN:
-        return None
+        # Behind one address and not near: it is known not to let its hosts meet there.
+        return PathKind.RELAYED if one_public_host(a, b) else None
     # Each direction chooses its own path, so two different pairs of addresses are as good as one. An edge of a ring of
     # two is crossed both ways, and acknowledgements always go back: a way in one direction alone does not count.
     return PathKind.DIRECT if reach in {Reach.DIRECT, Reach.ASYMMETRIC} else PathKind.RELAYED

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 from kafila.members import reachable
+from kafila.nat.candidates import Candidate, CandidateKind
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import Filtering, FilterScope, Mapping, NatReport, nat_class
 from kafila.plan import KnownEdge
@@ -61,3 +62,36 @@ def test_members_on_one_network_are_direct_whatever_their_nat() -> None:
     )
     edges = known_edges([with_report(n, hopeless) for n in range(3)])
     assert edges == {pair: KnownEdge(PathKind.DIRECT) for pair in [(0, 1), (0, 2), (1, 2)]}
+
+
+@pytest.mark.parametrize(
+    ("hairpin", "networks", "kind"),
+    [
+        ((False, False), ("10.1.0.7", "10.2.0.7"), PathKind.RELAYED),
+        ((None, False), ("10.1.0.7", "10.2.0.7"), PathKind.RELAYED),
+        ((True, True), ("10.1.0.7", "10.2.0.7"), PathKind.DIRECT),
+        ((None, None), ("10.1.0.7", "10.2.0.7"), PathKind.DIRECT),
+        ((False, False), ("10.1.0.7", "10.1.0.8"), PathKind.DIRECT),
+    ],
+    ids=["no hairpin", "no hairpin seen by one", "hairpin", "not known", "one home"],
+)
+def test_two_homes_behind_one_carrier_meet_where_it_hairpins(
+    hairpin: tuple[bool | None, bool | None], networks: tuple[str, str], kind: PathKind
+) -> None:
+    seen = Address("11.0.0.1", 4000)
+    infos = []
+    for n in range(2):
+        report = NatReport(
+            mapping=Mapping.EIM,
+            filtering=Filtering.EIF,
+            scope=FilterScope.MAPPING,
+            hairpin=hairpin[n],
+            reflexive_v4=seen,
+        )
+        candidates = [
+            Candidate(Address(networks[n], 4000), CandidateKind.HOST),
+            Candidate(seen, CandidateKind.REFLEXIVE),
+        ]
+        info = with_report(n, report)
+        infos.append(info.moved(reachable(candidates, report, 0.02)))
+    assert known_edges(infos) == {(0, 1): KnownEdge(kind)}
