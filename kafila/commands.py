@@ -29,6 +29,7 @@ from kafila.rendezvous_service import Alternate, serve
 from kafila.repl import Chat
 from kafila.ring.invite import HostPort, parse_code, parse_host_port
 from kafila.settings import ApiSettings, HostSettings, JoinSettings, NodeSettings
+from kafila.shard.devices import library_for
 from kafila.trace import Recorder, Silence, TraceFile
 from kafila.types import Sampling
 from kafila.udp import TrioNetwork
@@ -45,6 +46,8 @@ HISTORY_FILE = Path.home() / ".local/state/kafila/history"
 def host_or_join(options: dict[str, Any]) -> None:
     """Until the session ends or the person leaves. Raises KafilaError; KeyboardInterrupt after Ctrl-C or SIGTERM."""
     settings = node_settings(options)
+    if not options["guest"]:
+        library_for(options["device"])  # what is not installed is said before anybody is asked to join
     device = DeviceSettings(
         device=options["device"],
         dtype=options["dtype"],
@@ -104,7 +107,9 @@ def _sampling(options: dict[str, Any]) -> Sampling:
 
 def _host(options: dict[str, Any], rendezvous: HostPort | None) -> HostSettings:
     if options["model"] is None:
-        raise UsageError("say which model to serve: --model WHERE, a checkpoint's folder, its address, or its name on the hub")
+        raise UsageError(
+            "say which model to serve: --model WHERE, a checkpoint's folder, its address, or its name on the hub"
+        )
     if options["members"] is None and not is_terminal():
         raise UsageError("say how many members to wait for, yourself included: --members N")
     shares = options["shares"]

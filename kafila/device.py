@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from kafila.backend import Duty, Worker
-from kafila.errors import DeviceError, UsageError
+from kafila.errors import UsageError
 from kafila.head import Language
 from kafila.ring.agreement import ModelOffer
 from kafila.shard.config import parse_config
+from kafila.shard.devices import open_ops
 from kafila.shard.library import Library, Wanted
 from kafila.shard.manifest import model_manifest
 from kafila.shard.worker import Coming, Result, ShardWorker, Stage
@@ -138,13 +139,6 @@ class DeviceBackend:
 
     def _ops(self, dtype: str) -> Ops[Any]:
         asked = self._settings
-        try:
-            from kafila.shard.devices import open_ops  # noqa: PLC0415  - as above
-        except ModuleNotFoundError as error:
-            raise DeviceError(
-                f"this installation holds no share of a model ({error.name} is missing): "
-                "pip install 'kafila[torch]', or on Apple silicon 'kafila[mlx]'"
-            ) from error
         return open_ops(asked.device, dtype, threads=asked.threads, memory_cap=asked.memory_bytes)
 
 

@@ -44,6 +44,16 @@ def test_the_planner_and_the_simulator_run_without_any() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_without_a_library_a_host_is_told_what_to_install_before_anything_else(tmp_path: Path) -> None:
+    code = "from kafila.cli import node as main\nmain(['--host', '--members', '1', '--model', sys.argv[1]])"
+    done = _without(SHARD_LIBRARIES, code, str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this installation holds no share of a model")
+    assert done.stderr.count("\n") == 1
+    assert "kafila[torch]" in done.stderr
+    assert "kafila[mlx]" in done.stderr
+
+
 USE_A_SHARD = """
 import trio
 from kafila.backend import Duty

@@ -10,10 +10,12 @@ import re
 import sys
 from collections.abc import Set as AbstractSet
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafila.errors import DeviceError
-from kafila.shard.ops import Ops
+
+if TYPE_CHECKING:
+    from kafila.shard.ops import Ops  # imports numpy, which a machine that only reads errors may lack
 
 LIBRARIES = {"torch": "torch", "mlx": "MLX"}
 _NAME = re.compile(r"(auto|cpu|mps|mlx)|cuda(:\d+)?")
@@ -29,10 +31,7 @@ def open_ops(name: str, dtype: str, *, threads: int | None = None, memory_cap: i
     To be called on the thread that will use them. ``threads`` are a CPU's under torch; ``memory_cap`` in bytes is the
     owner's limit. Raises DeviceError that names what is here, and what would have to be installed.
     """
-    if not _NAME.fullmatch(name):
-        raise DeviceError(f"{name!r} is no device: --device takes auto, cpu, cuda, cuda:1, mps or mlx")
-    installed = {module for module in LIBRARIES if find_spec(module) is not None}
-    library = choose(name, installed, apple_silicon=sys.platform == "darwin" and platform.machine() == "arm64")
+    library = library_for(name)
     try:
         if library == "mlx":
             from kafila.shard.mlx_ops import MlxOps  # noqa: PLC0415  - only one of the two may be installed
@@ -48,6 +47,14 @@ def open_ops(name: str, dtype: str, *, threads: int | None = None, memory_cap: i
         raise DeviceError(
             f"{LIBRARIES[library]} is installed and does not start ({reason}): install it anew"
         ) from error
+
+
+def library_for(name: str) -> str:
+    """``torch`` or ``mlx`` for device ``name`` here, without loading it. Raises DeviceError as `open_ops` does."""
+    if not _NAME.fullmatch(name):
+        raise DeviceError(f"{name!r} is no device: --device takes auto, cpu, cuda, cuda:1, mps or mlx")
+    installed = {module for module in LIBRARIES if find_spec(module) is not None}
+    return choose(name, installed, apple_silicon=sys.platform == "darwin" and platform.machine() == "arm64")
 
 
 def choose(name: str, installed: AbstractSet[str], *, apple_silicon: bool) -> str:
