@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -17,10 +17,11 @@ from sims.portmap_server import WRONG_HOST, Honesty, PortMapServer
 from sims.ports import RandomPorts, Sequential
 from sims.scenarios.common import CONNECTED, connect, direct, still_direct
 from sims.scenarios.link import Link
-from sims.scenarios.scenario import Outcome, Scenario, Unmet, expect
+from sims.scenarios.scenario import Body, Outcome, Scenario, Unmet, expect
 from sims.scenarios.world import RENDEZVOUS_RTT_S, World
-from sims.topology import VirtualNetwork
+from sims.topology import Nat, VirtualNetwork
 from sims.trace import Record, What
+from sims.upnp_server import UpnpServer
 
 JUNK = 32
 VICTIMS = 64
@@ -39,23 +40,27 @@ def _junk(net: VirtualNetwork) -> tuple[Machine, Machine]:
     return machines[0], machines[1]
 
 
-def _asks(machine: Machine) -> Routers:
-    """The machine's own gateways, asked by PCP and NAT-PMP."""
+def _serves(home: Nat, service: PortMapServer | UpnpServer) -> Callable[[Machine], Routers]:
+    """The home's router speaks PCP and NAT-PMP, or UPnP; how a machine there asks its gateways."""
+    home.service = service
 
-    async def gateways() -> Sequence[str]:
-        await trio.lowlevel.checkpoint()
-        return [gateway.host for gateway in machine.gateways()]
+    def routers(machine: Machine) -> Routers:
+        async def gateways() -> Sequence[str]:
+            await trio.lowlevel.checkpoint()
+            return [gateway.host for gateway in machine.gateways()]
 
-    return Routers(gateways)
+        return Routers(gateways, service.streams(home) if isinstance(service, UpnpServer) else None)
+
+    return routers
 
 
-async def _false_answer(net: VirtualNetwork, honesty: Honesty) -> Outcome:
+async def _false_answer(net: VirtualNetwork, service: PortMapServer | UpnpServer) -> Outcome:
     """The router says that a port is open, and it is not, or not there."""
     home = net.nat("a's home")
-    home.service = service = PortMapServer(honesty)
+    asks = _serves(home, service)
     a, b = home.machine("a"), net.nat("b's home").machine("b")
     async with World(net).running() as world:
-        link = await world.pair(a, b, routers=_asks(a))
+        link = await world.pair(a, b, routers=asks(a))
         await trio.sleep(1)
         figures = await connect(link)
         await trio.sleep(10)
@@ -66,24 +71,27 @@ async def _false_answer(net: VirtualNetwork, honesty: Honesty) -> Outcome:
         return Outcome(figures)
 
 
-async def _says_yes(net: VirtualNetwork) -> Outcome:
-    return await _false_answer(net, Honesty.NO_MAPPING)
+def _lies(service: Callable[[Honesty], PortMapServer | UpnpServer], honesty: Honesty) -> Body:
+    async def body(net: VirtualNetwork) -> Outcome:
+        return await _false_answer(net, service(honesty))
+
+    return body
 
 
-async def _says_elsewhere(net: VirtualNetwork) -> Outcome:
-    return await _false_answer(net, Honesty.WRONG_ADDRESS)
-
-
-async def _opened(net: VirtualNetwork) -> Outcome:
+def _opens(service: Callable[[], PortMapServer | UpnpServer]) -> Body:
     """Two carrier-like NATs that nobody can punch; one router opens a port when it is asked."""
-    home = net.nat("a's home", mapping=Mapping.APDM)
-    home.service = PortMapServer()
-    a, b = home.machine("a"), net.nat("b's home", mapping=Mapping.APDM).machine("b")
-    async with World(net).running() as world:
-        link = await world.pair(a, b, routers=_asks(a))
-        await trio.sleep(1)
-        figures = await connect(link)
-        return Outcome(figures)
+
+    async def body(net: VirtualNetwork) -> Outcome:
+        home = net.nat("a's home", mapping=Mapping.APDM)
+        asks = _serves(home, service())
+        a, b = home.machine("a"), net.nat("b's home", mapping=Mapping.APDM).machine("b")
+        async with World(net).running() as world:
+            link = await world.pair(a, b, routers=asks(a))
+            await trio.sleep(1)
+            figures = await connect(link)
+            return Outcome(figures)
+
+    return body
 
 
 async def _sequential(net: VirtualNetwork) -> Outcome:
@@ -169,11 +177,42 @@ SCENARIOS = [
         _behind_filter,
         _unfiltered_is_ignored,
     ),
-    Scenario("portmap-does-nothing", "a router says it has opened a port, and has not", _says_yes, CONNECTED),
     Scenario(
-        "portmap-wrong-address", "a router opens a port, and names an address not its own", _says_elsewhere, CONNECTED
+        "portmap-does-nothing",
+        "a router says it has opened a port, and has not",
+        _lies(PortMapServer, Honesty.NO_MAPPING),
+        CONNECTED,
     ),
-    Scenario("portmap-opens", "a router that opens a port connects a pair that cannot be punched", _opened, CONNECTED),
+    Scenario(
+        "portmap-wrong-address",
+        "a router opens a port, and names an address not its own",
+        _lies(PortMapServer, Honesty.WRONG_ADDRESS),
+        CONNECTED,
+    ),
+    Scenario(
+        "portmap-opens",
+        "a router that opens a port connects a pair that cannot be punched",
+        _opens(PortMapServer),
+        CONNECTED,
+    ),
+    Scenario(
+        "upnp-does-nothing",
+        "a router says over UPnP it has opened a port, and has not",
+        _lies(UpnpServer, Honesty.NO_MAPPING),
+        CONNECTED,
+    ),
+    Scenario(
+        "upnp-wrong-address",
+        "a router opens a port over UPnP, and names an address not its own",
+        _lies(UpnpServer, Honesty.WRONG_ADDRESS),
+        CONNECTED,
+    ),
+    Scenario(
+        "upnp-opens",
+        "a router that opens a port over UPnP connects a pair that cannot be punched",
+        _opens(UpnpServer),
+        CONNECTED,
+    ),
     Scenario(
         "sequential-cross-traffic", "a sequential allocator with other traffic: the next port is a guess", _sequential
     ),
