@@ -1,4 +1,4 @@
-"""The virtual gateway that speaks UPnP: what it opens is open, what it claims is not, and anything may be asked of it."""
+"""The virtual gateway that speaks UPnP: what it opens is open, what it only claims is not, and it bears nonsense."""
 
 from __future__ import annotations
 
