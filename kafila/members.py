@@ -134,15 +134,19 @@ def are_near(a: MemberInfo, b: MemberInfo) -> bool:
     """
     if a.machine == b.machine:
         return True
-    share_network = bool(_own_networks(a) & _own_networks(b))
+    share_network = _share_network(a, b)
     if one_public_host(a, b):
         return share_network or not (_cannot_hairpin(a) or _cannot_hairpin(b))
     return share_network and (_public_host(a) is None or _public_host(b) is None)
 
 
-def _own_networks(info: MemberInfo) -> set[str]:
-    """Of its interfaces: where others see it is no network of its own."""
-    return _networks(c.address for c in candidates_of(info) if c.kind is CandidateKind.HOST)
+def _share_network(a: MemberInfo, b: MemberInfo) -> bool:
+    """Whether interfaces of both are on equal networks. One address cannot be two machines' on one network: equal ones
+    are of two homes alike, or of a bridge that every machine of a kind has."""
+    ours, theirs = ({c.address for c in candidates_of(m) if c.kind is CandidateKind.HOST} for m in (a, b))
+    hosts = {address.host for address in ours} & {address.host for address in theirs}
+    mine, others = (_networks(each for each in side if each.host not in hosts) for side in (ours, theirs))
+    return bool(mine & others)
 
 
 def _cannot_hairpin(info: MemberInfo) -> bool:

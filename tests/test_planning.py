@@ -72,8 +72,9 @@ def test_members_on_one_network_are_direct_whatever_their_nat() -> None:
         ((True, True), ("10.1.0.7", "10.2.0.7"), PathKind.DIRECT),
         ((None, None), ("10.1.0.7", "10.2.0.7"), PathKind.DIRECT),
         ((False, False), ("10.1.0.7", "10.1.0.8"), PathKind.DIRECT),
+        ((False, False), ("10.1.0.7", "10.1.0.7"), PathKind.RELAYED),
     ],
-    ids=["no hairpin", "no hairpin seen by one", "hairpin", "not known", "one home"],
+    ids=["no hairpin", "no hairpin seen by one", "hairpin", "not known", "one home", "two homes alike"],
 )
 def test_two_homes_behind_one_carrier_meet_where_it_hairpins(
     hairpin: tuple[bool | None, bool | None], networks: tuple[str, str], kind: PathKind

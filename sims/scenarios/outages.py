@@ -71,6 +71,29 @@ async def _switch(net: VirtualNetwork) -> Outcome:
         return Outcome({"latest_frame_rtts": [latest_rtts(flow, began, ended) for flow in flows]})
 
 
+async def _epoch(net: VirtualNetwork) -> Outcome:
+    """A second interface comes up at one end of a loaded direct link, which proves everything anew over the relay."""
+    _homes(net)
+    async with World(net).running() as world:
+        link = await _pair(world)
+        await connect(link)
+        flows = link.load(world.nursery, DENSE)
+        await trio.sleep(2)
+        began = trio.current_time()
+        machine = link.a.machine
+        machine.attach(net.private_lan("a's office", "10.77.0.0/16").lan, ["10.77.0.7"])
+        went_back = await _until(
+            lambda: link.a.kind_to(link.b) is PathKind.RELAYED, 20, "the new interface went unseen"
+        )
+        await _until(lambda: _is_direct(link), 10, f"10 s after the new interface: {link.kinds()}")
+        await trio.sleep(3)
+        ended = trio.current_time()
+        await settle(*flows)
+        still_direct(link)
+        late = [latest_rtts(flow, began, ended) for flow in flows]
+        return Outcome({"latest_frame_rtts": late, "noticed_s": [went_back]})
+
+
 async def _dies(net: VirtualNetwork, *, both_ways: bool) -> Outcome:
     """A direct path under load goes black for ten seconds."""
     here, there = _homes(net)
@@ -247,6 +270,12 @@ SCENARIOS = [
         "switch-to-direct",
         "a loaded link goes from the relay to a direct path",
         _switch,
+        {"latest_frame_rtts": TWO_RTTS},
+    ),
+    Scenario(
+        "switch-back-and-forth",
+        "a loaded direct link goes back to the relay and becomes direct again, as an interface comes up",
+        _epoch,
         {"latest_frame_rtts": TWO_RTTS},
     ),
     Scenario(
