@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
+from kafila.shard.formats import Quantization, parse_quantization
 
 Json = Mapping[str, Any]
 
@@ -64,6 +65,8 @@ class DecoderConfig:
     max_context: int
     eos_ids: tuple[int, ...]
     """Every id that ends a turn: ``generation_config.json``'s where there are any, else ``config.json``'s."""
+    quantization: Quantization | None = None
+    """How matrices are held in few bits; None: all plainly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +79,14 @@ class _Family:
     mlp_bias: bool | None = None
     head_dim: int | None = None
     sliding: bool = False
+    """Has windows, where ``use_sliding_window`` says so."""
+    window: int | None = None
+    """Has windows in every block, of this size where ``sliding_window`` is absent (``null`` is none)."""
 
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(),  # Llama 2 and 3, SmolLM2, and many that took its shape
+    "MistralForCausalLM": _Family(qkv_bias=False, o_bias=False, mlp_bias=False, window=4096),
     "Qwen2ForCausalLM": _Family(qkv_bias=True, o_bias=False, mlp_bias=False, sliding=True),
     "Qwen3ForCausalLM": _Family(qk_norm=True, mlp_bias=False, head_dim=128, sliding=True),
 }
@@ -119,9 +126,10 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
-        windows=_windows(config, blocks) if family.sliding else (None,) * blocks,
+        windows=_windows(config, family, blocks),
         max_context=config.count("max_position_embeddings", 2048),
         eos_ids=_eos_ids(generation) or _eos_ids(config.values),
+        quantization=parse_quantization(config.get("quantization")),
     )
     if decoder.heads % decoder.kv_heads or decoder.head_dim % 2:
         raise ModelIncomplete(
@@ -184,9 +192,11 @@ def _family(config: _Keys) -> tuple[str, _Family]:
 
 def _refuse_variants(config: _Keys, family: str) -> None:
     """Settings that would change the arithmetic and that we do not implement are refused, never ignored."""
-    if config.get("quantization_config") or config.get("quantization"):
+    if (other := config.get("quantization_config")) and not config.get("quantization"):
+        method = other.get("quant_method", "unknown") if isinstance(other, dict) else "unknown"
         raise UnsupportedModel(
-            f"this {family} checkpoint is quantized; supported are bfloat16, float16 and float32 weights"
+            f"this {family} checkpoint is quantized by the method {method!r}; supported are MLX's affine format, and "
+            "bfloat16, float16 and float32 weights"
         )
     if (activation := config.get("hidden_act")) not in (None, "silu"):
         raise UnsupportedModel(f"{family} with the activation {activation!r} is not supported; supported is: silu")
@@ -228,9 +238,12 @@ def _rope(config: _Keys, family: str) -> tuple[float, LinearRope | Llama3Rope | 
             )
 
 
-def _windows(config: _Keys, blocks: int) -> tuple[int | None, ...]:
+def _windows(config: _Keys, family: _Family, blocks: int) -> tuple[int | None, ...]:
     """By block, from ``layer_types`` (newer configs) or ``max_window_layers``: earlier blocks see everything."""
-    if not config.flag("use_sliding_window") or config.get("sliding_window") is None:
+    if family.window is not None:
+        absent = "sliding_window" in config.values and config.get("sliding_window") is None
+        return (None if absent else config.count("sliding_window", family.window),) * blocks
+    if not family.sliding or not config.flag("use_sliding_window") or config.get("sliding_window") is None:
         return (None,) * blocks
     window = config.count("sliding_window")
     kinds = config.get("layer_types")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,19 +20,38 @@ from kafila.shard.cache import KvCache
 from kafila.shard.cache_folder import require_complete
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
-from kafila.shard.manifest import Checkpoint, head_tensors, own_tensors
-from kafila.shard.ops import BlockWeights, HeadWeights, HostTensor, Norm, Ops
+from kafila.shard.heap import pages_of_their_own
+from kafila.shard.manifest import EMBEDDING, NORM, UNEMBEDDING, Checkpoint, own_tensors, weight_format
+from kafila.shard.ops import BlockWeights, HeadWeights, HostMatrix, HostTensor, Norm, Ops, QuantizedTensor
+from kafila.shard.quantize import quantize
 from kafila.types import BlockRange, TensorSpec
 
 T = TypeVar("T")
 
-_NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "BF16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "U32": np.dtype("<u4"),
+}
 """safetensors stores little-endian. numpy has no bfloat16; its bits are carried as integers."""
 
-Get = Callable[[str], HostTensor]
-"""A block's tensor by its name within the block: ``self_attn.q_proj.weight``."""
+Read = Callable[[Path, TensorSpec], HostTensor]
+"""`read_tensor` or `map_tensor`."""
 Progress = Callable[[int, int], None]
 """Called with blocks loaded and blocks in all. What it raises ends the loading."""
+
+
+class Weights(Protocol):
+    """Where a block's weights come from, by their names within the block."""
+
+    def tensor(self, name: str) -> HostTensor:
+        """A norm or a bias: ``self_attn.q_proj.bias``."""
+        ...
+
+    def matrix(self, module: str) -> HostMatrix:
+        """A weight, quantized where the model's are: ``self_attn.q_proj``."""
+        ...
 
 
 def read_tensor(folder: Path, spec: TensorSpec) -> HostTensor:
@@ -82,37 +101,36 @@ def load_shard(
     own = own_tensors(checkpoint, blocks, holds_head=holds_head)
     require_complete(checkpoint.folder, [checkpoint.tensors[name] for name in own])
     loaded = []
-    with ops.scope():
+    with pages_of_their_own(), ops.scope():
         # The caches first: when they do not fit, that is known before minutes of reading.
         cache = KvCache(ops, config, blocks, slots=slots, context=context)
         for index in range(blocks.first, blocks.stop):
             if progress is not None:
                 progress(index - blocks.first, blocks.stop - blocks.first)
-            loaded.append(build_block(ops, config, partial(_read_of_block, checkpoint, index)))
+            loaded.append(build_block(ops, config, BlockFiles(checkpoint, index)))
         head = _load_head(ops, checkpoint) if holds_head else None
         return Shard(ops, config, blocks, loaded, head, cache)
 
 
-def build_block(ops: Ops[T], config: DecoderConfig, get: Get) -> BlockWeights[T]:
+def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights) -> BlockWeights[T]:
     """One block from its tensors, fused and reordered as `BlockWeights` says."""
 
     def matrix(names: Sequence[str], *, bias: bool, heads: Sequence[int] = ()) -> Callable[[T], T]:
         """``heads``: of how many heads the rows of the first matrices are, which then are put in pair order."""
         counts = (*heads, *(0 for _ in names[len(heads) :]))
-        weights = [pair_order(get(f"{name}.weight"), count) for name, count in zip(names, counts, strict=True)]
+        parts = [_matrix_in_pair_order(weights.matrix(name), count) for name, count in zip(names, counts, strict=True)]
         if not bias:
-            return ops.matrix(weights, None)
-        return ops.matrix(
-            weights, [pair_order(get(f"{name}.bias"), count) for name, count in zip(names, counts, strict=True)]
-        )
+            return ops.matrix(parts, None)
+        biases = [weights.tensor(f"{name}.bias") for name in names]
+        return ops.matrix(parts, [pair_order(part, count) for part, count in zip(biases, counts, strict=True)])
 
     attention = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
     return BlockWeights(
-        attention_norm=ops.norm(get("input_layernorm.weight"), config.norm_eps),
+        attention_norm=ops.norm(weights.tensor("input_layernorm.weight"), config.norm_eps),
         qkv=matrix(attention, bias=config.qkv_bias, heads=(config.heads, config.kv_heads)),
-        qk_norm=_qk_norm(ops, config, get) if config.qk_norm else None,
+        qk_norm=_qk_norm(ops, config, weights) if config.qk_norm else None,
         o=matrix(["self_attn.o_proj"], bias=config.o_bias),
-        mlp_norm=ops.norm(get("post_attention_layernorm.weight"), config.norm_eps),
+        mlp_norm=ops.norm(weights.tensor("post_attention_layernorm.weight"), config.norm_eps),
         up_gate=matrix(["mlp.up_proj", "mlp.gate_proj"], bias=config.mlp_bias),
         down=matrix(["mlp.down_proj"], bias=config.mlp_bias),
     )
@@ -127,26 +145,72 @@ def pair_order(tensor: HostTensor, heads: int) -> HostTensor:
     return HostTensor(tensor.dtype, np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(data.shape))
 
 
-def _qk_norm(ops: Ops[T], config: DecoderConfig, get: Get) -> Norm[T]:
+def _matrix_in_pair_order(matrix: HostMatrix, heads: int) -> HostMatrix:
+    if isinstance(matrix, HostTensor):
+        return pair_order(matrix, heads)
+    return matrix.rows(pair_order(HostTensor("F32", np.arange(matrix.outputs)), heads).data)
+
+
+def _qk_norm(ops: Ops[T], config: DecoderConfig, weights: Weights) -> Norm[T]:
     """Both norms as one, a row a head, so that q and k are normalised together. Both are of one dtype in practice."""
-    q, k = (pair_order(get(f"self_attn.{name}_norm.weight"), 1) for name in ("q", "k"))
+    q, k = (pair_order(weights.tensor(f"self_attn.{name}_norm.weight"), 1) for name in ("q", "k"))
     rows = [*(q for _ in range(config.heads)), *(k for _ in range(config.kv_heads))]
     if q.dtype != k.dtype:
         raise ModelIncomplete(f"the norms of q and k differ in dtype ({q.dtype}, {k.dtype}), which is not supported")
     return ops.norm(HostTensor(q.dtype, np.stack([row.data for row in rows])), config.norm_eps)
 
 
-def _read_of_block(checkpoint: Checkpoint, index: int, name: str) -> HostTensor:
-    return read_tensor(checkpoint.folder, checkpoint.tensors[f"model.layers.{index}.{name}"])
+@dataclass(frozen=True, slots=True)
+class BlockFiles:
+    """A block's weights in a checkpoint's files."""
+
+    checkpoint: Checkpoint
+    index: int
+
+    def tensor(self, name: str) -> HostTensor:
+        """Read now."""
+        return read_tensor(self.checkpoint.folder, self.checkpoint.tensors[f"model.layers.{self.index}.{name}"])
+
+    def matrix(self, module: str) -> HostMatrix:
+        """Read and, where that is asked for, quantized now."""
+        return host_matrix(self.checkpoint, f"model.layers.{self.index}.{module}", read_tensor)
+
+
+def host_matrix(checkpoint: Checkpoint, module: str, read: Read) -> HostMatrix:
+    """A weight as it is to be held: as stored, or quantized here."""
+
+    def part(kind: str) -> HostTensor:
+        return read(checkpoint.folder, checkpoint.tensors[f"{module}.{kind}"])
+
+    quantization, affine = checkpoint.config.quantization, weight_format(checkpoint.config, f"{module}.weight")
+    if quantization is None or affine is None:
+        return part("weight")
+    if not quantization.stored:
+        return quantize(part("weight"), affine)
+    return QuantizedTensor(part("weight").data, part("scales"), part("biases"), affine.bits, affine.group_size)
 
 
 def _load_head(ops: Ops[T], checkpoint: Checkpoint) -> HeadWeights[T]:
     config, folder = checkpoint.config, checkpoint.folder
-    specs = [checkpoint.tensors[name] for name in head_tensors(config)]
-    table = ops.table(map_tensor(folder, specs[0]))
-    norm = ops.norm(read_tensor(folder, specs[1]), config.norm_eps)
-    unembedding = ops.tied_matrix(table) if config.tied else ops.matrix([read_tensor(folder, specs[2])], None)
-    return HeadWeights(table, norm, unembedding)
+    norm = ops.norm(read_tensor(folder, checkpoint.tensors[NORM]), config.norm_eps)
+    table = ops.table(_embedding(ops, checkpoint))
+    if not config.tied:
+        return HeadWeights(table, norm, ops.matrix([host_matrix(checkpoint, UNEMBEDDING, read_tensor)], None))
+    if _quantizes(config) and not ops.table_bytes(config.vocab, config.hidden):
+        return HeadWeights(table, norm, ops.matrix([host_matrix(checkpoint, EMBEDDING, map_tensor)], None))
+    return HeadWeights(table, norm, ops.tied_matrix(table))
+
+
+def _embedding(ops: Ops[T], checkpoint: Checkpoint) -> HostMatrix:
+    """Mapped. What is to be quantized stays mapped and plain where that takes none of the device's memory."""
+    config = checkpoint.config
+    if _quantizes(config) and not ops.table_bytes(config.vocab, config.hidden):
+        return map_tensor(checkpoint.folder, checkpoint.tensors[f"{EMBEDDING}.weight"])
+    return host_matrix(checkpoint, EMBEDDING, map_tensor)
+
+
+def _quantizes(config: DecoderConfig) -> bool:
+    return config.quantization is not None and not config.quantization.stored
 
 
 def _fill(descriptor: int, into: memoryview) -> None:

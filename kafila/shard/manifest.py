@@ -17,14 +17,20 @@ from typing import Any
 
 from kafila.errors import ModelIncomplete, ModelNotFound
 from kafila.shard.config import DecoderConfig, parse_config
+from kafila.shard.formats import Affine
 from kafila.types import BlockRange, ModelManifest, TensorSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an item takes in memory and on the wire, by our names."""
-STORED_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+STORED_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4}
 """Bytes an item takes in a file, by the safetensors name: the dtypes we read."""
+FLOATS = ("F32", "BF16", "F16")
+CODES = ("U32",)
+"""What quantized weights are packed in."""
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors library refuses longer headers, so a longer one is a damaged length."""
+EMBEDDING, UNEMBEDDING = "model.embed_tokens", "lm_head"
+NORM = "model.norm.weight"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _LENGTH = struct.Struct("<Q")
@@ -60,12 +66,20 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     generation = generation_path.read_bytes() if generation_path.is_file() else None
     config_text = config_path.read_text(encoding="utf-8", errors="replace")
     config = parse_config(config_text, generation)
-    tensors = dict(_needed(folder, expected_tensors(config)))
+    tensors = dict(_needed(folder, stored_tensors(config)))
     return Checkpoint(folder.resolve().name, folder, config, config_text, tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a tensor has to be in its file."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
+
+
 def block_tensors(config: DecoderConfig, index: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of one block."""
+    """Name and shape of every tensor of one block, as if none were quantized."""
     hidden, head_dim = config.hidden, config.head_dim
     rows = {
         "self_attn.q_proj": (config.heads * head_dim, hidden, config.qkv_bias),
@@ -88,22 +102,52 @@ def block_tensors(config: DecoderConfig, index: int) -> dict[str, tuple[int, ...
 
 
 def head_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the head's tensors: embedding, final norm, and the unembedding unless it is tied."""
+    """Name and plain shape of the head's tensors: embedding, final norm, and the unembedding unless it is tied."""
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab, config.hidden),
-        "model.norm.weight": (config.hidden,),
+        f"{EMBEDDING}.weight": (config.vocab, config.hidden),
+        NORM: (config.hidden,),
     }
     if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, config.hidden)
+        shapes[f"{UNEMBEDDING}.weight"] = (config.vocab, config.hidden)
     return shapes
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor the model needs; a checkpoint may have more, which nobody reads."""
+    """Name and plain shape of every tensor the model needs; a checkpoint may have more, which nobody reads."""
     shapes = head_tensors(config)
     for index in range(config.blocks):
         shapes |= block_tensors(config, index)
     return shapes
+
+
+def stored_tensors(config: DecoderConfig) -> dict[str, Stored]:
+    """Every tensor the model needs, as its files hold it: a quantized one is three."""
+    shapes = expected_tensors(config)
+    return {name: stored for plain, shape in shapes.items() for name, stored in _stored(config, plain, shape).items()}
+
+
+def weight_format(config: DecoderConfig, name: str) -> Affine | None:
+    """How the tensor ``name`` (``model.layers.3.mlp.down_proj.weight``) is held in few bits; None: plainly."""
+    module, _, kind = name.rpartition(".")
+    return config.quantization.of(module) if config.quantization is not None and kind == "weight" else None
+
+
+def _stored(config: DecoderConfig, name: str, shape: tuple[int, ...]) -> dict[str, Stored]:
+    affine = weight_format(config, name) if len(shape) == 2 else None
+    if affine is None or config.quantization is None or not config.quantization.stored:
+        return {name: Stored(shape)}
+    outputs, inputs = shape
+    if not affine.fits(inputs):
+        raise ModelIncomplete(
+            f"config.json: {name} has {inputs} inputs, which are not whole groups of {affine.group_size}"
+        )
+    constants = Stored((outputs, inputs // affine.group(inputs)))
+    module = name.removesuffix("weight")
+    return {
+        name: Stored((outputs, affine.words(inputs)), CODES),
+        f"{module}scales": constants,
+        f"{module}biases": constants,
+    }
 
 
 def weight_files(folder: Path, config: DecoderConfig) -> list[str]:
@@ -113,7 +157,7 @@ def weight_files(folder: Path, config: DecoderConfig) -> list[str]:
     """
     if not (folder / INDEX_NAME).is_file():
         return [SINGLE_NAME]
-    return sorted(set(_placement(folder, expected_tensors(config)).values()))
+    return sorted(set(_placement(folder, stored_tensors(config)).values()))
 
 
 def own_tensors(checkpoint: Checkpoint, blocks: BlockRange, *, holds_head: bool) -> list[str]:
@@ -129,21 +173,33 @@ def own_tensors(checkpoint: Checkpoint, blocks: BlockRange, *, holds_head: bool)
 def model_manifest(name: str, config: DecoderConfig, dtype: str) -> ModelManifest:
     """Sizes when served in ``dtype`` (a key of `DTYPE_BYTES`), whatever dtype the files have.
 
-    Norms are counted like weights; members keep them in float32, which adds less than a thousandth.
+    What is quantized counts as such, with scales and biases of 16 bits. Norms are counted like weights; members keep
+    them in float32, which adds less than a thousandth.
     """
     item = DTYPE_BYTES[dtype]
-    block = sum(math.prod(shape) for shape in block_tensors(config, 0).values()) * item
-    head = sum(math.prod(shape) for shape in head_tensors(config).values()) * item
+    head = {name: tensor_bytes(config, name, shape, item) for name, shape in head_tensors(config).items()}
+    embedding, *others = head.values()
     return ModelManifest(
         name=name,
         blocks=config.blocks,
-        block_bytes=block,
-        head_bytes=head,
-        head_read_bytes=(config.vocab + 1) * config.hidden * item,
+        block_bytes=max(block_bytes(config, index, item) for index in range(config.blocks)),
+        head_bytes=sum(head.values()),
+        head_read_bytes=sum(others) + (embedding if config.tied else 0),
         kv_bytes_per_token_per_block=2 * config.kv_heads * config.head_dim * item,
         hidden_bytes=config.hidden * item,
         max_context=config.max_context,
     )
+
+
+def block_bytes(config: DecoderConfig, index: int, item: int) -> int:
+    """What one block's numbers take, ``item`` bytes one that is not quantized."""
+    return sum(tensor_bytes(config, name, shape, item) for name, shape in block_tensors(config, index).items())
+
+
+def tensor_bytes(config: DecoderConfig, name: str, shape: tuple[int, ...], item: int) -> int:
+    """What a tensor's numbers take, ``item`` bytes one that is not quantized."""
+    affine = weight_format(config, name) if len(shape) == 2 else None
+    return math.prod(shape) * item if affine is None else affine.bytes(shape[0], shape[1])
 
 
 def parse_header(file: str, file_bytes: int, header: bytes) -> list[TensorSpec]:
@@ -219,22 +275,22 @@ def _placement(folder: Path, expected: Mapping[str, object]) -> dict[str, str]:
     return placed
 
 
-def _needed(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, TensorSpec]]:
+def _needed(folder: Path, expected: Mapping[str, Stored]) -> Iterator[tuple[str, TensorSpec]]:
     placed = _placement(folder, expected)
     for file in sorted(set(placed.values())):
         if not (folder / file).is_file():
             first = next(name for name, where in placed.items() if where == file)
             raise ModelIncomplete(f"{folder / file} is missing; it should hold {first} and others: {_AGAIN}")
     headers = {file: _read_header(folder, file) for file in sorted(set(placed.values()))}
-    for name, shape in expected.items():
+    for name, stored in expected.items():
         spec = headers[placed[name]].get(name)
         where = folder / placed[name]
         if spec is None:
             raise ModelIncomplete(f"{where} has no tensor {name}: {_AGAIN}")
-        if spec.shape != shape:
+        if spec.shape != stored.shape:
             raise ModelIncomplete(
-                f"{where}: {name} has shape {list(spec.shape)} and config.json asks for {list(shape)}"
+                f"{where}: {name} has shape {list(spec.shape)} and config.json asks for {list(stored.shape)}"
             )
-        if spec.dtype not in STORED_BYTES:
-            raise ModelIncomplete(f"{where}: {name} is {spec.dtype}; supported are {', '.join(STORED_BYTES)}")
+        if spec.dtype not in stored.dtypes:
+            raise ModelIncomplete(f"{where}: {name} is {spec.dtype}; supported are {', '.join(stored.dtypes)}")
         yield name, spec

@@ -58,12 +58,17 @@ class QuantizedTensor:
     @property
     def outputs(self) -> int:
         """Rows."""
-        return self.codes.shape[0]
+        return int(self.codes.shape[0])
 
     @property
     def inputs(self) -> int:
         """Columns, unpacked."""
-        return self.codes.shape[1] * WORD_BITS // self.bits
+        return int(self.codes.shape[1]) * WORD_BITS // self.bits
+
+    def rows(self, index: Any) -> QuantizedTensor:
+        """Some outputs, by whatever numpy takes as an index; they share memory where numpy lets them."""
+        scales, biases = (HostTensor(part.dtype, part.data[index]) for part in (self.scales, self.biases))
+        return QuantizedTensor(self.codes[index], scales, biases, self.bits, self.group_size)
 
 
 HostMatrix = HostTensor | QuantizedTensor

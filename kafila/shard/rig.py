@@ -20,9 +20,10 @@ import numpy.typing as npt
 from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
+from kafila.shard.formats import Affine
 from kafila.shard.load import build_block
-from kafila.shard.manifest import block_tensors, model_manifest
-from kafila.shard.ops import BlockWeights, HeadWeights, HostTensor, Ops
+from kafila.shard.manifest import EMBEDDING, UNEMBEDDING, block_tensors, model_manifest, weight_format
+from kafila.shard.ops import BlockWeights, HeadWeights, HostMatrix, HostTensor, Ops, QuantizedTensor
 from kafila.types import BlockRange, ModelManifest, Sampling, Segment
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ LEAST_WEIGHTS = 1 << 22
 CHUNK = 64
 """Rows of the prefill-shaped pass that arithmetic is measured by; also the tokens in the cache at the timed token."""
 _PATTERN = 1 << 16
+_GROUP = 128  # the largest that checkpoints are quantized in
+_BLOCK = "model.layers.0."
 _TOKEN = (Segment(slot=0, start=CHUNK, length=1, sample=True),)
 _CHUNK = (Segment(slot=0, start=0, length=CHUNK, sample=False),)
 
@@ -105,7 +108,8 @@ def build_rig(ops: Ops[T], config: DecoderConfig, clock: Clock, last_level_cache
     random = _Random()
     trial = max(1, min(config.vocab, TRIAL_WEIGHTS // config.hidden))
     with ops.scope():
-        took_s = timed(lambda: ops.matrix([random.matrix(trial, config.hidden)], None), clock)
+        form = weight_format(config, f"{_BLOCK}mlp.up_proj.weight")
+        took_s = timed(lambda: ops.matrix([random.matrix(trial, config.hidden, form)], None), clock)
         weights_per_s = trial * config.hidden / took_s if took_s > 0 else math.inf
         shape = narrowed(config, max(LEAST_WEIGHTS, weights_per_s * BLOCKS_S / 2))
         sizes = model_manifest("probe", shape, ops.dtype)
@@ -146,9 +150,14 @@ def narrowed(config: DecoderConfig, most_weights: float) -> DecoderConfig:
             config,
             kv_heads=kv_heads,
             heads=kv_heads * max(1, config.heads // config.kv_heads // max(1, divisor // config.kv_heads)),
-            intermediate=config.intermediate // divisor,
+            intermediate=_whole_groups(config.intermediate // divisor),
         )
     return narrow
+
+
+def _whole_groups(size: int) -> int:
+    """At most ``size``, and such that quantized groups fit where they fitted before."""
+    return size // _GROUP * _GROUP or size
 
 
 def block_count(block_bytes: int, last_level_cache: int) -> int:
@@ -179,9 +188,22 @@ class _Random:
     def __init__(self) -> None:
         self._pattern = np.random.default_rng(0).standard_normal(_PATTERN, dtype=np.float32)
         self._made: dict[tuple[int, ...], HostTensor] = {}
+        self._codes: dict[tuple[int, int, Affine], QuantizedTensor] = {}
 
-    def matrix(self, outputs: int, inputs: int) -> HostTensor:
-        return self.tensor((outputs, inputs))
+    def matrix(self, outputs: int, inputs: int, form: Affine | None) -> HostMatrix:
+        """Held in ``form``, if it divides into that."""
+        if form is None or not form.fits(inputs):
+            return self.tensor((outputs, inputs))
+        key = (outputs, inputs, form)
+        if key not in self._codes:
+            words = np.resize(self._pattern.view(np.uint32) * np.uint32(2654435761), (outputs, form.words(inputs)))
+            scale = np.float32(inputs**-0.5 / (1 << (form.bits - 1)))
+            scales = np.full((outputs, inputs // form.group(inputs)), scale)
+            biases = scales * np.float32(-(1 << (form.bits - 1)))
+            self._codes[key] = QuantizedTensor(
+                words, HostTensor("F32", scales), HostTensor("F32", biases), form.bits, form.group(inputs)
+            )
+        return self._codes[key]
 
     def tensor(self, shape: tuple[int, ...]) -> HostTensor:
         if shape not in self._made:
@@ -191,17 +213,31 @@ class _Random:
         return self._made[shape]
 
 
+@dataclass(frozen=True, slots=True)
+class _RandomBlock:
+    """Implements `kafila.shard.load.Weights`."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    config: DecoderConfig
+    random: _Random
+
+    def tensor(self, name: str) -> HostTensor:
+        return self.random.tensor(self.shapes[_BLOCK + name])
+
+    def matrix(self, module: str) -> HostMatrix:
+        name = f"{_BLOCK}{module}.weight"
+        outputs, inputs = self.shapes[name]
+        return self.random.matrix(outputs, inputs, weight_format(self.config, name))
+
+
 def _build_blocks(
     ops: Ops[T], config: DecoderConfig, most: int, until: float, clock: Clock, random: _Random
 ) -> list[BlockWeights[T]]:
     """Up to ``most``, one after the other while there is time."""
-    prefix = "model.layers.0."
-    shapes: Mapping[str, tuple[int, ...]] = {
-        name.removeprefix(prefix): shape for name, shape in block_tensors(config, 0).items()
-    }
-    blocks = [build_block(ops, config, lambda name: random.tensor(shapes[name]))]
+    weights = _RandomBlock(block_tensors(config, 0), config, random)
+    blocks = [build_block(ops, config, weights)]
     while len(blocks) < most and clock() < until:
-        blocks.append(build_block(ops, config, lambda name: random.tensor(shapes[name])))
+        blocks.append(build_block(ops, config, weights))
     return blocks
 
 
@@ -212,9 +248,12 @@ def _shortened(config: DecoderConfig, most_weights: float) -> DecoderConfig:
 
 def _build_head(ops: Ops[T], config: DecoderConfig, random: _Random) -> HeadWeights[T]:
     norm = ops.norm(random.tensor((config.hidden,)), config.norm_eps)
-    weight = random.matrix(config.vocab, config.hidden)
-    table = ops.table(weight)
-    return HeadWeights(table, norm, ops.tied_matrix(table) if config.tied else ops.matrix([weight], None))
+    embedding, unembedding = (
+        random.matrix(config.vocab, config.hidden, weight_format(config, f"{module}.weight"))
+        for module in (EMBEDDING, UNEMBEDDING)
+    )
+    table = ops.table(embedding)
+    return HeadWeights(table, norm, ops.tied_matrix(table) if config.tied else ops.matrix([unembedding], None))
 
 
 def _evictor(size: int) -> Callable[[], object]:

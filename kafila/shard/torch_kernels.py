@@ -47,6 +47,36 @@ def packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
 
 
 @compiled
+def int8_linear(x: Tensor, weight: PackedWeight, bias: Optional[Tensor]) -> Tensor:
+    """``x`` (rows, inputs) float32 through a matrix of 8 bits whose outputs have one scale each.
+
+    A row is scaled to 63, its whole numbers are one row for the kernel and what is left, times 126, another: both lie
+    in 7 bits about the zero point 64. The weights are read once for both.
+    """
+    rows = x.size(0)
+    unit = torch.linalg.vector_norm(x, float("inf"), [-1], True).clamp_min_(1e-30).div_(63.0)
+    scaled = x.div(unit)
+    coarse = scaled.round()
+    both = torch.cat([coarse, scaled.sub_(coarse).mul_(126.0)])
+    sums: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, 1.0, 64, weight)
+    y = torch.add(sums.narrow(0, 0, rows), sums.narrow(0, rows, rows), alpha=1.0 / 126.0).mul_(unit)
+    return y if bias is None else y.add_(bias)
+
+
+@compiled
+def int4_linear(x: Tensor, planes: List[Tensor], group: int, bias: Optional[Tensor]) -> Tensor:
+    """``x`` (rows, inputs) through the sum of some matrices of 4 bits; the kernel's activations are bfloat16.
+
+    ``planes`` alternates packed codes and (groups, outputs, 2) of scales and zero points.
+    """
+    rows = x.to(torch.bfloat16)
+    y = torch._weight_int4pack_mm_for_cpu(rows, planes[0], group, planes[1]).float()
+    if len(planes) > 2:
+        y.add_(torch._weight_int4pack_mm_for_cpu(rows, planes[2], group, planes[3]))
+    return y if bias is None else y.add_(bias)
+
+
+@compiled
 def rms_norm(x: Tensor, weight: Tensor, floor: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + epsilon) * w, given ``weight`` = w sqrt(width) and ``floor`` = sqrt(width epsilon).
 

@@ -1,4 +1,4 @@
-"""`kafila.shard.ops.Ops` in torch: CPU, CUDA and MPS. No torch type leaves this file and `torch_kernels`.
+"""`kafila.shard.ops.Ops` in torch: CPU, CUDA and MPS. No torch type leaves this file and its ``torch_`` neighbours.
 
 16-bit weights on an x86 CPU (both ``bfloat16`` and ``float16``) are packed at half precision for FBGEMM and applied to
 float32 activations. Half precision holds a bfloat16 weight exactly from 6e-5 to 65504 and to 3e-8 below that; a matrix
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,20 @@ from torch import Tensor
 
 from kafila.errors import DeviceError
 from kafila.shard import torch_kernels as kernels
-from kafila.shard.ops import AttentionShape, BlockWeights, HostTensor, Matrix, Norm, Placement
+from kafila.shard import torch_quantized as few_bits
+from kafila.shard.formats import Affine
+from kafila.shard.ops import (
+    AttentionShape,
+    BlockWeights,
+    HostMatrix,
+    HostTensor,
+    Matrix,
+    Norm,
+    Placement,
+    QuantizedTensor,
+    Table,
+)
+from kafila.shard.quantize import dequantize, stacked
 from kafila.types import Segment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -103,6 +117,8 @@ class TorchOps:
         on_cpu = self._device.type == "cpu"
         self._packs = on_cpu and self._dtype is not torch.float32 and _can_pack()
         self._activations = torch.float32 if self._packs else self._dtype
+        self._int8 = on_cpu and self._activations is torch.float32 and few_bits.can_pack_int8()
+        self._int4 = on_cpu and self._dtype is not torch.float32 and few_bits.can_pack_int4()
         self._complex_rope = on_cpu and self._activations is torch.float32
         self._no_mask = _NO_MASK.to(self._device)
 
@@ -133,8 +149,14 @@ class TorchOps:
             return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return None
 
-    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+    def matrix_bytes(self, outputs: int, inputs: int, stored: Affine | None = None) -> int:
         """Packed matrices are padded; those of most models fit without."""
+        if stored is not None:
+            if self._int8 and stored.bits == 8 and not stored.group_size:
+                return few_bits.row_bytes(outputs, inputs)
+            if self._int4 and few_bits.takes_int4(stored.group(inputs), outputs):
+                return few_bits.plane_bytes(stored, outputs, inputs)
+            return few_bits.codes_bytes(stored, outputs, inputs, self._dtype.itemsize)
         if not self._packs:
             return outputs * inputs * self._dtype.itemsize
         rows, columns = (
@@ -154,26 +176,54 @@ class TorchOps:
         scaled = _on_host(weight).to(self._device, torch.float32) * math.sqrt(width)
         return Norm(scaled, torch.tensor(math.sqrt(width * epsilon), device=self._device))
 
-    def matrix(self, parts: Sequence[HostTensor], biases: Sequence[HostTensor] | None) -> Matrix[Tensor]:
-        """Packed where that is faster and holds the values, else dense in ``dtype``."""
-        rows = [_on_host(part) for part in parts]
+    def matrix(self, parts: Sequence[HostMatrix], biases: Sequence[HostTensor] | None) -> Matrix[Tensor]:
+        """Packed where that is faster and holds the values, else dense in ``dtype``; parts in few bits stay apart
+        from others."""
         bias = None if biases is None else torch.cat([_on_host(part).float() for part in biases])
-        if self._packs and all(_fits_half(part) for part in rows):
-            return _pack(rows, bias)
+        alike = _alike(parts)
+        own = [None] * len(alike) if bias is None else torch.split(bias, [sum(map(_outputs, group)) for group in alike])
+        pieces = [piece for group, part in zip(alike, own, strict=True) for piece in self._matrices(group, part)]
+        return _one_or_stacked(pieces)
+
+    def _matrices(self, parts: Sequence[HostMatrix], bias: Tensor | None) -> list[Matrix[Tensor]]:
+        plain = [_on_host(part) for part in parts if isinstance(part, HostTensor)]
+        if not plain:
+            return self._quantized(stacked([part for part in parts if isinstance(part, QuantizedTensor)]), bias)
+        if self._packs and all(_fits_half(part) for part in plain):
+            return _pack(plain, bias)
         # What half precision cannot hold, bfloat16 can.
         dtype = torch.bfloat16 if self._packs else self._dtype
-        weight = _stack(rows, self._device, dtype)
-        return DenseMatrix(weight, None if bias is None else bias.to(self._device, dtype))
+        weight = _stack(plain, self._device, dtype)
+        return [DenseMatrix(weight, None if bias is None else bias.to(self._device, dtype))]
 
-    def table(self, weight: HostTensor) -> Tensor:
+    def _quantized(self, tensor: QuantizedTensor, bias: Tensor | None) -> list[Matrix[Tensor]]:
+        pieces = few_bits.pieces_of(tensor, _PACK_WEIGHTS)
+        biases = [None] * len(pieces) if bias is None else torch.split(bias, [piece.outputs for piece in pieces])
+        return [self._one_quantized(piece, own) for piece, own in zip(pieces, biases, strict=True)]
+
+    def _one_quantized(self, tensor: QuantizedTensor, bias: Tensor | None) -> Matrix[Tensor]:
+        if self._int8 and few_bits.takes_row(tensor):
+            return few_bits.row_matrix(tensor, bias)
+        if self._int4 and few_bits.takes_int4(tensor.group_size, tensor.outputs):
+            return few_bits.int4_matrix(tensor, bias)
+        return few_bits.CodesMatrix(tensor, bias, self._device, self._dtype)
+
+    def table(self, weight: HostMatrix) -> Table:
         """On a CPU the very memory it is given, which may be a mapped file: an embedding reads one row a token."""
+        if isinstance(weight, QuantizedTensor):
+            on_cpu = self._device.type == "cpu"
+            return weight if on_cpu else few_bits.CodesMatrix(weight, None, self._device, self._dtype)
         table = _on_host(weight)
         return table if self._device.type == "cpu" else table.to(self._device, self._dtype)
 
-    def tied_matrix(self, table: Tensor) -> Matrix[Tensor]:
+    def tied_matrix(self, table: Table) -> Matrix[Tensor]:
         """A packed copy on a CPU (of a mapped table: the only copy in memory), elsewhere the table itself."""
+        if isinstance(table, QuantizedTensor):
+            return self.matrix([table], None)
+        if isinstance(table, few_bits.CodesMatrix):
+            return table
         if self._packs and _fits_half(table):
-            return _pack([table], None)
+            return _one_or_stacked(_pack([table], None))
         return DenseMatrix(table.to(self._dtype), None)
 
     def rope(self, frequencies: Sequence[float], context: int) -> Tensor:
@@ -199,10 +249,15 @@ class TorchOps:
         turns = [rope.narrow(0, segment.start, segment.length) for segment in segments]
         return Placement(spans, turns[0] if len(turns) == 1 else torch.cat(turns))
 
-    def embed(self, table: Tensor, tokens: Sequence[int]) -> Tensor:
+    def embed(self, table: Table, tokens: Sequence[int]) -> Tensor:
         """Rows of the table as activations."""
+        if isinstance(table, QuantizedTensor):
+            return torch.from_numpy(dequantize(table.rows(list(tokens)))).to(self._activations)
+        if isinstance(table, few_bits.CodesMatrix):
+            return table.rows(torch.tensor(tokens, dtype=torch.int64, device=self._device)).to(self._activations)
         index = torch.tensor(tokens, dtype=torch.int64, device=table.device)
-        return table.index_select(0, index).to(self._activations)
+        rows: Tensor = table.index_select(0, index)
+        return rows.to(self._activations)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y, in x's memory."""
@@ -331,14 +386,31 @@ def _fits_half(weight: Tensor) -> bool:
     return max(-float(low), float(high)) <= _HALF_MAX
 
 
-def _pack(parts: Sequence[Tensor], bias: Tensor | None) -> Matrix[Tensor]:
+def _outputs(part: HostMatrix) -> int:
+    return part.outputs if isinstance(part, QuantizedTensor) else len(part.data)
+
+
+def _alike(parts: Sequence[HostMatrix]) -> list[list[HostMatrix]]:
+    """Neighbours that can be one matrix, together."""
+
+    def form(part: HostMatrix) -> tuple[int, int]:
+        return (part.bits, part.group_size) if isinstance(part, QuantizedTensor) else (0, 0)
+
+    return [list(group) for _, group in groupby(parts, form)]
+
+
+def _one_or_stacked(pieces: Sequence[Matrix[Tensor]]) -> Matrix[Tensor]:
+    return pieces[0] if len(pieces) == 1 else StackedMatrix(pieces)
+
+
+def _pack(parts: Sequence[Tensor], bias: Tensor | None) -> list[Matrix[Tensor]]:
     """The parts' rows as one packed matrix, or as several where one would take too much room on its way."""
     if sum(part.numel() for part in parts) <= _PACK_WEIGHTS:
-        return _packed(_stack(parts, torch.device("cpu"), torch.float32), bias)
+        return [_packed(_stack(parts, torch.device("cpu"), torch.float32), bias)]
     at_once = max(1, _PACK_WEIGHTS // parts[0].size(1))
     pieces = [piece for part in parts for piece in torch.split(part, at_once)]
     biases = [None] * len(pieces) if bias is None else torch.split(bias, [piece.size(0) for piece in pieces])
-    return StackedMatrix([_packed(piece.float(), own) for piece, own in zip(pieces, biases, strict=True)])
+    return [_packed(piece.float(), own) for piece, own in zip(pieces, biases, strict=True)]
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
