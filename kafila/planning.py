@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from kafila.members import are_near, one_public_host, report_of
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import nat_class
 from kafila.plan import Allocation, Declined, KnownEdge, Member, Objective, Plan, Workload, plan_session
+from kafila.plan.batching import batched_tokens_per_s
 from kafila.plan.head import HEAD_MARGIN
 from kafila.ring.agreement import MemberInfo, ModelOffer
+from kafila.ring.frames import ITEM_BYTES
 from kafila.types import Capability, NatClass, PathKind
 
 
@@ -34,12 +36,32 @@ class Wishes:
 
 def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffer, wishes: Wishes) -> Plan | Declined:
     """Divide the offered model among ``members``; the first is the host and the anchor, and has a place in the ring:
-    the session is its own."""
+    the session is its own.
+
+    For several users the throughput objective weighs its ring for so many against its ring for one: the former is best
+    where answers pass one by one, and answers that share batches may be served faster by the latter.
+    """
+    planned = [
+        Member.from_capability(info.name, capability, rtt_s=info.rendezvous_rtt_s, nat=class_of(info))
+        for info, capability in members
+    ]
+    plan = _plan([info for info, _ in members], planned, offer, wishes)
+    if isinstance(plan, Declined) or plan.objective is not Objective.THROUGHPUT or wishes.users == 1:
+        return plan
+    for_one = _plan([info for info, _ in members], planned, offer, replace(wishes, users=1))
+    rates = [_batched(each, planned, offer, wishes.users) for each in (plan, for_one)]
+    return for_one if rates[1] > rates[0] else plan
+
+
+def _batched(plan: Plan | Declined, planned: Sequence[Member], offer: ModelOffer, users: int) -> float:
+    if isinstance(plan, Declined):
+        return 0.0
+    return batched_tokens_per_s(plan, planned, offer.manifest, users, ITEM_BYTES.get(offer.dtype, 2)) or 0.0
+
+
+def _plan(infos: Sequence[MemberInfo], planned: Sequence[Member], offer: ModelOffer, wishes: Wishes) -> Plan | Declined:
     return plan_session(
-        [
-            Member.from_capability(info.name, capability, rtt_s=info.rendezvous_rtt_s, nat=class_of(info))
-            for info, capability in members
-        ],
+        planned,
         offer.manifest,
         Workload(offer.context, offer.slots),
         anchor=0,
@@ -47,7 +69,7 @@ def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffe
         allocation=wishes.allocation,
         shares=wishes.shares,
         users=wishes.users,
-        edges=known_edges([info for info, _ in members]),
+        edges=known_edges(infos),
         margin=wishes.margin,
         head_stays=wishes.head_stays,
         count_relays=wishes.count_relays,

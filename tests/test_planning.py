@@ -11,10 +11,10 @@ from kafila.members import reachable
 from kafila.nat.candidates import Candidate, CandidateKind
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import Filtering, FilterScope, Mapping, NatReport, nat_class
-from kafila.plan import KnownEdge
-from kafila.planning import class_of, known_edges
-from kafila.ring.agreement import MemberInfo
-from kafila.types import Address, NatClass, NodeId, PathKind
+from kafila.plan import KnownEdge, Objective, Plan
+from kafila.planning import Wishes, class_of, known_edges, make_plan
+from kafila.ring.agreement import MemberInfo, ModelOffer
+from kafila.types import Address, Capability, ModelManifest, NatClass, NodeId, PathKind
 from tests.test_members import member
 
 CORNERS = [
@@ -96,3 +96,19 @@ def test_two_homes_behind_one_carrier_meet_where_it_hairpins(
         info = with_report(n, report)
         infos.append(info.moved(reachable(candidates, report, 0.02)))
     assert known_edges(infos) == {(0, 1): KnownEdge(kind)}
+
+
+def device(bandwidth: float, flops: float) -> Capability:
+    return Capability("device", 10**9, bandwidth, 0.0, flops)
+
+
+@pytest.mark.parametrize(("flops", "names"), [(1e15, ("m1",)), (1.1e9, ("m1", "m2"))])
+def test_throughput_for_several_knows_that_answers_share_batches(flops: float, names: tuple[str, ...]) -> None:
+    infos = [replace(with_report(n, None), name=f"m{n}", rendezvous_rtt_s=0.01) for n in (1, 2)]
+    capabilities = [device(1e9, flops), device(0.9e9, flops)]
+    manifest = ModelManifest("model", 10, 1_000_000, 500_000, 400_000, 10, 100, 4096)
+    offer = ModelOffer(manifest, "folder", "{}", "bfloat16", 100, 4)
+    plan = make_plan(list(zip(infos, capabilities, strict=True)), offer, Wishes(Objective.THROUGHPUT, users=4))
+    assert isinstance(plan, Plan)
+    # One device reads its weights once for all four where it computes fast enough; else two devices share the work.
+    assert plan.names == names

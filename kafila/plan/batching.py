@@ -1,0 +1,47 @@
+"""What a plan yields when answers share batches: reading a stage's weights once serves every row of a batch.
+
+The paper pipelines requests one by one, so a ring yields min(1/bottleneck, users/circuit). With n batches of users/n
+= k rows on their way, whose stages take t(k), an answer gets its next token after max(n x largest t(k), sum of t(k) +
+network), and the scheduler chooses n. Where t(k) hardly grows with k, few long batches win, and the ring with the
+shortest circuit serves many as well as it serves one.
+
+t(k) is the larger of two times: the one that reading the weights takes, and two operations a weight and row over the
+measured arithmetic. Without a measurement of the latter k rows are taken to cost k times one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafila.plan.members import Member, ModelManifest, measured
+from kafila.plan.outcome import Plan
+
+
+def batched_tokens_per_s(
+    plan: Plan, members: Sequence[Member], manifest: ModelManifest, users: int, item_bytes: int
+) -> float | None:
+    """Predicted for ``users`` together; ``None`` where a stage or an edge has no price. ``item_bytes`` a weight."""
+    stage_s, network_s = plan.stage_s, plan.network_s
+    if stage_s is None or network_s is None:
+        return None
+    gaps = []
+    for batches in range(1, users + 1):
+        rows = -(-users // batches)
+        times = [
+            _stage_s(alone_s, _flops(plan, place, manifest, item_bytes), members[stage.member].flops, rows)
+            for place, (stage, alone_s) in enumerate(zip(plan.stages, stage_s, strict=True))
+        ]
+        gaps.append(max(batches * max(times), sum(times) + network_s))
+    return users / min(gaps)
+
+
+def _flops(plan: Plan, place: int, manifest: ModelManifest, item_bytes: int) -> float:
+    """Operations a row: two for each weight of the stage."""
+    weights = plan.stages[place].count * manifest.block_bytes + (place == 0) * manifest.head_read_bytes
+    return 2 * weights / item_bytes
+
+
+def _stage_s(alone_s: float, flops_a_row: float, flops: float | None, rows: int) -> float:
+    if flops is None or not measured(flops, positive=True):
+        return alone_s * rows
+    return max(alone_s, flops_a_row * rows / flops)
