@@ -80,8 +80,20 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
     show_default=True,
     help="Host: the numbers that are computed with.",
 )
+@click.option(
+    "--quantize",
+    type=click.Choice(["int8", "int4"]),
+    help="Host: hold the weights in 8 or 4 bits, made while they are loaded.",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    help="Host: what conversations are remembered in.  [default: --dtype]",
+)
 @click.option("--memory", metavar="SIZE", help="Use at most this much memory, as in 12GB.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Processor threads for the model.")
+@click.option("--no-probe-cache", is_flag=True, help="Measure this device anew, whatever was found within the last day.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="UDP port to use.  [default: any]")
 @click.option(
     "--stun",

@@ -51,8 +51,11 @@ def host_or_join(options: dict[str, Any]) -> None:
     device = DeviceSettings(
         device=options["device"],
         dtype=options["dtype"],
+        quantize=options["quantize"] or "",
+        kv_dtype=options["kv_dtype"],
         threads=options["threads"],
         memory_bytes=None if options["memory"] is None else parse_size(options["memory"]),
+        probe_cache=not options["no_probe_cache"],
     )
     console = StderrConsole(quiet=options["quiet"])
     sys.setswitchinterval(SWITCH_INTERVAL_S)

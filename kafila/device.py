@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,11 @@ from kafila.backend import Duty, Worker
 from kafila.errors import UsageError
 from kafila.head import Language
 from kafila.ring.agreement import ModelOffer
-from kafila.shard.config import parse_config
+from kafila.shard.config import DecoderConfig, parse_config
 from kafila.shard.devices import open_ops
 from kafila.shard.library import Library, Wanted
 from kafila.shard.manifest import model_manifest
+from kafila.shard.schemes import with_scheme
 from kafila.shard.worker import Coming, Result, ShardWorker, Stage
 from kafila.types import Capability
 
@@ -51,8 +52,14 @@ class DeviceSettings:
     device: str = "auto"
     dtype: str = "auto"
     """Of the session, at the host; ``auto`` is the checkpoint's own."""
+    quantize: str = ""
+    """Of the session, at the host: one of `kafila.shard.schemes.SCHEMES`."""
+    kv_dtype: str = "auto"
+    """Of the session, at the host; ``auto`` is ``dtype``."""
     threads: int | None = None
     memory_bytes: int | None = None
+    probe_cache: bool = True
+    """Whether what was measured within the last day will do."""
 
 
 class DeviceBackend:
@@ -74,19 +81,23 @@ class DeviceBackend:
     def _offer(self, model: str, context: int | None, slots: int) -> ModelOffer:
         found = self._library.look(Wanted(model))
         checkpoint = found.checkpoint
-        dtype = checkpoint.config.dtype if self._settings.dtype == "auto" else self._settings.dtype
+        config = with_scheme(checkpoint.config, self._settings.quantize)
+        dtype = _dtype(config) if self._settings.dtype == "auto" else self._settings.dtype
+        kv_dtype = "" if self._settings.kv_dtype == "auto" else self._settings.kv_dtype
         limit = checkpoint.config.max_context
         if context is not None and context > limit:
             raise UsageError(
                 f"{checkpoint.name} was made for {limit} tokens: --context {context} is more than it can hold"
             )
         return ModelOffer(
-            manifest=model_manifest(checkpoint.name, checkpoint.config, dtype),
+            manifest=model_manifest(checkpoint.name, config, dtype, kv_dtype),
             source=found.wanted.source,
             config=checkpoint.config_text,
             dtype=dtype,
             context=context or min(limit, DEFAULT_CONTEXT),
             slots=slots,
+            quantize=self._settings.quantize,
+            kv_dtype=kv_dtype,
             revision=found.wanted.revision,
             fingerprint=found.wanted.fingerprint,
         )
@@ -97,11 +108,13 @@ class DeviceBackend:
         return await trio.to_thread.run_sync(self._measure, offer)
 
     def _measure(self, offer: ModelOffer) -> Capability:
-        from kafila.shard.probe import measure  # noqa: PLC0415  - imports numpy, slow and not needed for errors
+        # Imports numpy, slow and not needed for errors.
+        from kafila.shard.probe_cache import ProbeCache, default_path, measure_or_recall  # noqa: PLC0415
 
-        return measure(
+        return measure_or_recall(
             self._ops(offer.dtype),
-            parse_config(offer.config),
+            with_scheme(parse_config(offer.config), offer.quantize),
+            ProbeCache(default_path(), time.time) if self._settings.probe_cache else None,
             context=offer.context,
             slots=offer.slots,
             memory_cap=self._settings.memory_bytes,
@@ -117,15 +130,17 @@ class DeviceBackend:
     def _load(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> Stage:
         from kafila.shard.load import load_shard  # noqa: PLC0415  - as above
 
+        checkpoint = self._library.share(
+            _wanted(offer), duty.blocks, holds_head=duty.holds_head, progress=_now_and_then(on_result)
+        )
         return load_shard(
             self._ops(duty.dtype),
-            self._library.share(
-                _wanted(offer), duty.blocks, holds_head=duty.holds_head, progress=_now_and_then(on_result)
-            ),
+            replace(checkpoint, config=with_scheme(checkpoint.config, offer.quantize)),
             duty.blocks,
             holds_head=duty.holds_head,
             slots=duty.slots,
             context=duty.context,
+            kv_dtype=offer.kv_dtype,
         )
 
     async def language(self, offer: ModelOffer) -> Language:
@@ -144,6 +159,11 @@ class DeviceBackend:
 
 def _unheard(_line: str) -> None:
     pass
+
+
+def _dtype(config: DecoderConfig) -> str:
+    """What to compute in where nobody says. Kernels for few bits want 16-bit sessions; float32 adds nothing there."""
+    return "bfloat16" if config.quantization is not None and config.dtype == "float32" else config.dtype
 
 
 def _wanted(offer: ModelOffer) -> Wanted:

@@ -63,6 +63,10 @@ class ModelOffer:
     """Tokens a request may hold."""
     slots: int
     """Requests whose caches are reserved at once."""
+    quantize: str = ""
+    """How members quantize the checkpoint while they load it (``kafila.shard.schemes``); empty: not at all."""
+    kv_dtype: str = ""
+    """What keys and values are held in; empty: ``dtype``."""
     revision: str = ""
     """The hub's commit, where ``source`` is a name there."""
     fingerprint: str = ""

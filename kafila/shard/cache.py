@@ -19,13 +19,17 @@ T = TypeVar("T")
 class KvCache(Generic[T]):
     """One storage a block, and how many tokens each slot holds."""
 
-    def __init__(self, ops: Ops[T], config: DecoderConfig, blocks: BlockRange, *, slots: int, context: int) -> None:
-        """Reserve ``slots`` requests of ``context`` tokens each; raises what the backend raises without room."""
+    def __init__(
+        self, ops: Ops[T], config: DecoderConfig, blocks: BlockRange, *, slots: int, context: int, dtype: str = ""
+    ) -> None:
+        """Reserve ``slots`` requests of ``context`` tokens each, in ``dtype`` (empty: that of ``ops``); raises what the
+        backend raises without room."""
         self.slots = slots
         self.context = context
         self._lengths = [0] * slots
         self.storage = [
-            ops.kv_storage(slots, context, config.kv_heads, config.head_dim) for _ in range(blocks.first, blocks.stop)
+            ops.kv_storage(slots, context, config.kv_heads, config.head_dim, dtype)
+            for _ in range(blocks.first, blocks.stop)
         ]
 
     def length(self, slot: int) -> int:

@@ -91,6 +91,7 @@ def load_shard(
     holds_head: bool,
     slots: int,
     context: int,
+    kv_dtype: str = "",
     progress: Progress | None = None,
 ) -> Shard[T]:
     """Read, convert and place everything one member holds, and reserve ``slots`` caches of ``context`` tokens.
@@ -103,7 +104,7 @@ def load_shard(
     loaded = []
     with pages_of_their_own(), ops.scope():
         # The caches first: when they do not fit, that is known before minutes of reading.
-        cache = KvCache(ops, config, blocks, slots=slots, context=context)
+        cache = KvCache(ops, config, blocks, slots=slots, context=context, dtype=kv_dtype)
         for index in range(blocks.first, blocks.stop):
             if progress is not None:
                 progress(index - blocks.first, blocks.stop - blocks.first)

@@ -170,8 +170,9 @@ def own_tensors(checkpoint: Checkpoint, blocks: BlockRange, *, holds_head: bool)
     ]
 
 
-def model_manifest(name: str, config: DecoderConfig, dtype: str) -> ModelManifest:
-    """Sizes when served in ``dtype`` (a key of `DTYPE_BYTES`), whatever dtype the files have.
+def model_manifest(name: str, config: DecoderConfig, dtype: str, kv_dtype: str = "") -> ModelManifest:
+    """Sizes when served in ``dtype`` (a key of `DTYPE_BYTES`), whatever dtype the files have, with keys and values in
+    ``kv_dtype`` (empty: the same).
 
     What is quantized counts as such, with scales and biases of 16 bits. Norms are counted like weights; members keep
     them in float32, which adds less than a thousandth.
@@ -185,7 +186,7 @@ def model_manifest(name: str, config: DecoderConfig, dtype: str) -> ModelManifes
         block_bytes=max(block_bytes(config, index, item) for index in range(config.blocks)),
         head_bytes=sum(head.values()),
         head_read_bytes=sum(others) + (embedding if config.tied else 0),
-        kv_bytes_per_token_per_block=2 * config.kv_heads * config.head_dim * item,
+        kv_bytes_per_token_per_block=2 * config.kv_heads * config.head_dim * DTYPE_BYTES[kv_dtype or dtype],
         hidden_bytes=config.hidden * item,
         max_context=config.max_context,
     )

@@ -142,12 +142,14 @@ class MlxOps:
         """(pairs,): positions a radian, infinite where nothing turns, as MLX's kernel wants them."""
         return evaluated(1 / mx.array(list(frequencies), dtype=mx.float32))
 
-    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int) -> Array:
+    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int, dtype: str = "") -> Array:
         """One (2, kv_heads, context, head_dim) a slot, zeros written now.
 
         An array is updated in place only while nothing else reads it. Being apart, slots that share a batch are.
         """
-        storage = [mx.zeros((2, kv_heads, context, head_dim), dtype=self._dtype) for _ in range(slots)]
+        storage = [
+            mx.zeros((2, kv_heads, context, head_dim), dtype=DTYPES[dtype or self._dtype_name]) for _ in range(slots)
+        ]
         return evaluated(storage)
 
     # Arithmetic.
@@ -196,7 +198,7 @@ class MlxOps:
             end, mine = start + length, slice(row, row + length)
             row += length
             new = mx.stack([keys[mine, :, 0], values[mine]])  # (2, length, kv_heads, dim)
-            kv[slot][:, :, start:end] = new.swapaxes(1, 2).astype(self._dtype)
+            kv[slot][:, :, start:end] = new.swapaxes(1, 2).astype(kv[slot].dtype)
             first = max(0, start + 1 - shape.window) if shape.window else 0
             seen = kv[slot][:, :, first:end].astype(qkv.dtype)
             q = queries[mine].transpose(2, 1, 0, 3)  # (1, heads, length, dim)

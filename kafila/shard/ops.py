@@ -189,8 +189,9 @@ class Ops(Protocol[T]):
         """Rotations of positions 0 to ``context``, by radians a position; one frequency a pair."""
         ...
 
-    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int) -> T:
-        """Room for the keys and values of one block, in ``dtype``, taken from the device now."""
+    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int, dtype: str = "") -> T:
+        """Room for the keys and values of one block, in ``dtype`` (empty: that of the weights), taken from the device
+        now."""
         ...
 
     # Arithmetic.

@@ -1,8 +1,9 @@
 """Weights into few bits and back, in main memory: what ``--quantize`` does while a checkpoint is loaded.
 
 A group's scale is first the one that spans it, then some smaller ones; the codes of each are fitted once more by least
-squares (the best scale and bias for given codes have a closed form), and what errs least is kept. On SmolLM2 in 4 bits
-that takes a third off the loss of plain rounding. No activations are needed: every member quantizes its own blocks.
+squares (the best scale and bias for given codes have a closed form), and what errs least is kept: in 4 bits the mean
+square error of normal weights is 9% below plain rounding's. No activations are needed: every member quantizes its own
+blocks.
 """
 
 from __future__ import annotations

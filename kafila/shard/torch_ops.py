@@ -154,7 +154,7 @@ class TorchOps:
         if stored is not None:
             if self._int8 and stored.bits == 8 and not stored.group_size:
                 return few_bits.row_bytes(outputs, inputs)
-            if self._int4 and few_bits.takes_int4(stored.group(inputs), outputs):
+            if self._int4 and few_bits.takes_int4(stored.bits, stored.group(inputs), outputs):
                 return few_bits.plane_bytes(stored, outputs, inputs)
             return few_bits.codes_bytes(stored, outputs, inputs, self._dtype.itemsize)
         if not self._packs:
@@ -204,7 +204,7 @@ class TorchOps:
     def _one_quantized(self, tensor: QuantizedTensor, bias: Tensor | None) -> Matrix[Tensor]:
         if self._int8 and few_bits.takes_row(tensor):
             return few_bits.row_matrix(tensor, bias)
-        if self._int4 and few_bits.takes_int4(tensor.group_size, tensor.outputs):
+        if self._int4 and few_bits.takes_int4(tensor.bits, tensor.group_size, tensor.outputs):
             return few_bits.int4_matrix(tensor, bias)
         return few_bits.CodesMatrix(tensor, bias, self._device, self._dtype)
 
@@ -237,9 +237,10 @@ class TorchOps:
             return torch.polar(torch.ones_like(angles), angles)
         return torch.stack((angles.cos(), angles.sin()), 1).to(self._device)
 
-    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int) -> Tensor:
+    def kv_storage(self, slots: int, context: int, kv_heads: int, head_dim: int, dtype: str = "") -> Tensor:
         """(slots, 2, kv_heads, context, head_dim) zeros: written, so that the memory is taken now and not later."""
-        return torch.zeros(slots, 2, kv_heads, context, head_dim, dtype=self._dtype, device=self._device).fill_(0)
+        kind = _DTYPES[dtype or self._dtype_name]
+        return torch.zeros(slots, 2, kv_heads, context, head_dim, dtype=kind, device=self._device).fill_(0)
 
     # Arithmetic.
 

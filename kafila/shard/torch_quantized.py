@@ -8,7 +8,7 @@ Three forms, by what a device has:
   more than bfloat16, and rows do not depend on what else is in the batch.
 - Groups in 4 bits, on a CPU in 16-bit sessions: torch's ``int4pack`` kernel, whose activations are bfloat16. 8 bits
   are two such matrices, the high half of each code and the low one, since scale * (16 high + low) + bias is a sum.
-- Everything else (float32, other devices): codes are unpacked into a buffer of at most `BUFFER_WEIGHTS` on every use.
+- Everything else (other bits, float32, other devices): codes are unpacked into a buffer of at most `BUFFER_WEIGHTS` on every use.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def takes_row(tensor: QuantizedTensor) -> bool:
     )
 
 
-def takes_int4(group: int, outputs: int) -> bool:
-    """Whether an `Int4Matrix` holds it."""
-    return outputs % _INT4_OUTPUTS == 0 and group in _INT4_GROUPS
+def takes_int4(bits: int, group: int, outputs: int) -> bool:
+    """Whether an `Int4Matrix` holds it. Other bits would fit, but zero points in bfloat16 would cost their precision."""
+    return bits in {4, 8} and outputs % _INT4_OUTPUTS == 0 and group in _INT4_GROUPS
 
 
 def row_bytes(outputs: int, inputs: int) -> int:
@@ -142,7 +142,7 @@ def row_bytes(outputs: int, inputs: int) -> int:
 
 def plane_bytes(affine: Affine, outputs: int, inputs: int) -> int:
     """What an `Int4Matrix` takes; a plane is half a byte a weight, with constants of its own in bfloat16."""
-    planes = 1 if affine.bits <= 4 else 2
+    planes = affine.bits // 4
     return planes * outputs * (inputs // 2 + 4 * (inputs // affine.group(inputs)))
 
 
@@ -169,7 +169,7 @@ def int4_matrix(tensor: QuantizedTensor, bias: Tensor | None) -> Int4Matrix:
     """w = scale * code + bias as the kernel has it: scale * (code - 8) + zero."""
     codes = unpack_codes(tensor)
     scales, biases = to_float32(tensor.scales), to_float32(tensor.biases)
-    if tensor.bits <= 4:
+    if tensor.bits == 4:
         planes = [_int4_codes(codes), _int4_constants(scales, biases + 8 * scales)]
     else:
         high, low = 16 * scales, scales
