@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from kafila.api.guard import is_loopback
-from kafila.console import StderrConsole, is_terminal, printable
+from kafila.console import StderrConsole, is_terminal, printable, styled
 from kafila.device import DeviceBackend, DeviceSettings, parse_size
 from kafila.errors import KafilaError, UsageError
 from kafila.lines import Leave, Lines, PipeLines, PromptLines, terminal_kept
@@ -39,8 +39,12 @@ SWITCH_INTERVAL_S = 20e-6
 the other work and then has a little left to do; with Python's 5 ms the other waits for it, three times a token."""
 API_DEFAULT = HostPort("127.0.0.1", 11435)
 """Where the local interface is unless its owner says: beside Ollama's own port."""
-HISTORY_FILE = Path.home() / ".local/state/kafila/history"
-"""Where a person's prompts are kept between sessions (the XDG base directory specification's place for history)."""
+
+
+def history_file() -> Path:
+    """Where a person's prompts are kept between sessions: the XDG base directory specification's place for history."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "kafila/history"
 
 
 def host_or_join(options: dict[str, Any]) -> None:
@@ -198,9 +202,10 @@ class _Person:
             await trio.sleep_forever()
         sampling = _sampling(self._options)
         at_terminal = is_terminal()
-        write = _show if at_terminal else _write
-        self._chat = Chat(node, write, self._console, sampling, self._options["max_tokens"], remember=at_terminal)
-        lines: Lines = PromptLines("> ", HISTORY_FILE) if at_terminal else PipeLines(sys.stdin)
+        write, think = (_show, _show_thought) if at_terminal else (_write, None)
+        most = self._options["max_tokens"]
+        self._chat = Chat(node, write, self._console, sampling, most, remember=at_terminal, think=think)
+        lines: Lines = PromptLines("> ", history_file()) if at_terminal else PipeLines(sys.stdin)
         if at_terminal:
             self._console.status("type a question; /help lists the commands")
         try:
@@ -223,6 +228,11 @@ def _write(text: str) -> None:
 def _show(text: str) -> None:
     """On a terminal a model's text must not move the cursor or change its colours."""
     _write(printable(text))
+
+
+def _show_thought(text: str) -> None:
+    """What a model thinks before it answers."""
+    _write(styled(printable(text), dim=True))
 
 
 def run_rendezvous(bind: str, alt_address: str | None = None) -> None:

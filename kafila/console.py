@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import click
 
@@ -33,8 +34,14 @@ class Console(Protocol):
         ...
 
 
+def styled(text: str, **style: Any) -> str:
+    """``text`` as click styles it, plain where somebody has set NO_COLOR (no-color.org). ``click.echo`` leaves styles
+    out where nobody sits at a terminal."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+
+
 class StderrConsole:
-    """Lines on stderr; dim on a terminal, plain in a pipe or with NO_COLOR (click looks)."""
+    """Lines on stderr; dim on a terminal, plain in a pipe or with NO_COLOR."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -46,7 +53,7 @@ class StderrConsole:
         """A fact; nothing when quiet."""
         if not self._quiet:
             self._clear()
-            click.secho(line, dim=True, err=True)
+            click.echo(styled(line, dim=True), err=True)
 
     def progress(self, line: str) -> None:
         """In place on a terminal; elsewhere a line now and then. Nothing when quiet."""
@@ -55,7 +62,7 @@ class StderrConsole:
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns - 1
             self._clear()
-            click.secho(line[:width], dim=True, err=True, nl=False)
+            click.echo(styled(line[:width], dim=True), err=True, nl=False)
             self._passing = True
         elif (now := time.monotonic()) >= self._told + PROGRESS_EVERY_S:
             self._told = now
@@ -64,13 +71,13 @@ class StderrConsole:
     def error(self, line: str) -> None:
         """What went wrong; shown even when quiet."""
         self._clear()
-        click.echo(click.style("error: ", fg="red") + line, err=True)
+        click.echo(styled("error: ", fg="red") + line, err=True)
 
     def invite(self, code: str) -> None:
         """The code, and the command that takes it; shown even when quiet."""
         self._clear()
-        click.echo(f"session code: {click.style(code, bold=True)}", err=True)
-        click.secho(f"friends join with: kafila-node --join {code}", dim=True, err=True)
+        click.echo(f"session code: {styled(code, bold=True)}", err=True)
+        click.echo(styled(f"friends join with: kafila-node --join {code}", dim=True), err=True)
 
     def _clear(self) -> None:
         if self._passing:
@@ -78,9 +85,13 @@ class StderrConsole:
             self._passing = False
 
 
+_JOINERS = "\u200c\u200d"
+"""They print nothing, and hold together the parts of an emoji or the letters of a word."""
+
+
 def printable(text: str) -> str:
     """Text of somebody else's, without what could move the cursor or colour the terminal: line breaks and tabs stay."""
-    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+    return "".join(c for c in text if c.isprintable() or c in "\n\t" or c in _JOINERS)
 
 
 def is_terminal() -> bool:

@@ -11,6 +11,7 @@ from typing import IO, Protocol
 import trio
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.patch_stdout import patch_stdout
 
 MAX_LINE_CHARS = 1_000_000
@@ -51,7 +52,10 @@ class PromptLines:
 
     def __init__(self, prompt: str, history_file: Path | None) -> None:
         self._prompt = prompt
-        self._session: PromptSession[str] = PromptSession(history=_history(history_file))
+        keys = KeyBindings()
+        # Enter asks, so a line break needs another key; what is pasted keeps its own.
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+        self._session: PromptSession[str] = PromptSession(history=_history(history_file), key_bindings=keys)
 
     async def next_line(self) -> str | None:
         """What the person typed; blank lines are passed over."""
@@ -90,6 +94,7 @@ def _history(file: Path | None) -> History:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
+        file.chmod(0o600)  # it may have come from elsewhere
     except OSError:
         return InMemoryHistory()  # a read-only home must not keep anybody from chatting
     return FileHistory(str(file))

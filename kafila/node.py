@@ -44,7 +44,7 @@ from kafila.ring.control import Departure, MemberJoined, MemberLeft, Reason, Ref
 from kafila.ring.rendezvous_client import Event as ControlEvent
 from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringfacts import model_facts, ring_facts
-from kafila.ringview import ring_table
+from kafila.ringview import people, ring_table
 from kafila.settings import HostSettings, NodeSettings
 from kafila.trace import Recorder
 from kafila.types import Address, NodeId, Question
@@ -355,6 +355,15 @@ class Node:
         """The ring as this member knows it now; None until it is formed."""
         build = None if self._formation is None else self._formation.build
         return None if build is None else ring_facts(build, self._door.mesh.link_state)
+
+    def describe_people(self) -> str:
+        """Who is here, for a person: the ring's members, and the guests that this one knows of."""
+        build = None if self._formation is None else self._formation.build
+        if build is None:
+            return "the ring is not formed yet"
+        names = {info.node_id: info.name for info in build.assignment.ring}
+        guests = {node: info.name for node, info in build.guests.items()}
+        return people(names, {build.me.node_id: build.me.name, **guests}, build.me.node_id)
 
     def describe_ring(self) -> str:
         """The ring as a table for a person."""

@@ -5,22 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 import trio
 
+from kafila.api.think import Part, ThinkSplitter
 from kafila.console import Console
+from kafila.errors import UsageError
 from kafila.lines import Lines
+from kafila.question import check, conversation
 from kafila.ring.frames import Text
 from kafila.types import FinishReason, Message, Question, Sampling
 
 HELP = """\
-type a question and press Enter; Ctrl-C stops an answer, Ctrl-D leaves
-  /ring    who holds what, and the last stage times
-  /reset   forget the conversation
-  /help    this
-  /quit    leave"""
+type a question and press Enter, Alt-Enter for a line break; Ctrl-C stops an answer, Ctrl-D leaves
+  /ring             who holds what, and the last stage times
+  /who              who is here
+  /stats            what the last answer took, and where the time went
+  /system TEXT      what the model is told before every conversation; without TEXT: nothing
+  /temperature T    0 always takes the likeliest word; without T: says what it is
+  /save FILE        write the conversation to a new file
+  /reset            forget the conversation
+  /help             this
+  /quit             leave"""
 
 
 class Asker(Protocol):
@@ -34,10 +43,42 @@ class Asker(Protocol):
         """The ring as a table."""
         ...
 
+    def describe_people(self) -> str:
+        """Who is here, a line each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What an answer took, by this member's clock and by the head's."""
+
+    last: Text
+    first_text_s: float
+    """From the question to the first text here."""
+
+    def describe(self) -> str:
+        """For a person."""
+        last = self.last
+        way_s = max(self.first_text_s - last.queue_s - last.prefill_s, 0.0)
+        known = f", {last.reused_tokens} of them known already" if last.reused_tokens else ""
+        lines = [
+            f"first word after {_short(self.first_text_s)}: {_short(last.queue_s)} in the queue, "
+            f"{_short(last.prefill_s)} for the prompt's way round the ring ({last.prompt_tokens} tokens{known}), "
+            f"{_short(way_s)} between here and the head",
+            f"{last.answer_tokens} tokens in {_short(last.decode_s)}",
+        ]
+        if last.decode_s > 0 and last.answer_tokens > 1:
+            circuit_s = last.decode_s / (last.answer_tokens - 1)
+            lines[1] += f": {1 / circuit_s:.1f} a second, {_short(circuit_s)} once round"
+        return "\n".join(lines)
+
 
 @dataclass(slots=True)
 class Chat:
-    """One person's conversation. ``remember`` False makes every line its own conversation, as a pipe wants."""
+    """One person's conversation. ``remember`` False makes every line its own conversation, as a pipe wants.
+
+    ``think`` shows a reasoning model's thinking, told from its answer; without it both are written as they come.
+    """
 
     node: Asker
     write: Callable[[str], None]
@@ -45,8 +86,14 @@ class Chat:
     sampling: Sampling
     max_tokens: int = 0
     remember: bool = True
+    think: Callable[[str], None] | None = None
+    system: str = ""
     messages: tuple[Message, ...] = ()
+    took: Took | None = None
     _answering: trio.CancelScope | None = None
+    _shown: list[str] = field(default_factory=list)
+    _thought: bool = False
+    """Whether thinking was shown last."""
 
     async def run(self, lines: Lines) -> None:
         """Until the lines end or somebody says /quit."""
@@ -64,10 +111,25 @@ class Chat:
         self._answering.cancel()
         return True
 
+    # -- commands -----------------------------------------------------------------------------------------------------
+
     def _command(self, line: str) -> str:
-        match line.split(maxsplit=1)[0]:
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        match name.strip():
             case "/ring":
                 self.write(self.node.describe_ring() + "\n")
+            case "/who":
+                self.write(self.node.describe_people() + "\n")
+            case "/stats":
+                self.write((self.took.describe() if self.took else "nothing was answered yet") + "\n")
+            case "/system":
+                self.system = rest
+                self.console.status("the model will be told that first" if rest else "the model is told nothing first")
+            case "/temperature":
+                self._temperature(rest)
+            case "/save":
+                self._save(rest)
             case "/reset":
                 self.messages = ()
                 self.console.status("the conversation is forgotten")
@@ -79,28 +141,85 @@ class Chat:
                 self.console.error(f"{other} is no command: /help lists them")
         return ""
 
-    async def _question(self, question: str) -> None:
-        asked = (*self.messages, Message("user", question))
-        shown: list[str] = []
+    def _temperature(self, wish: str) -> None:
+        try:
+            if wish:
+                sampling = replace(self.sampling, temperature=float(wish))
+                check(Question(conversation(("user", "?")), sampling=sampling))
+                self.sampling = sampling
+            self.console.status(f"the temperature is {self.sampling.temperature:g}")
+        except UsageError as error:
+            self.console.error(str(error))
+        except ValueError:
+            self.console.error(f"{wish} is no number: /temperature 0.7, say")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self.console.error("say where to: /save FILE")
+            return
+        file = Path(name).expanduser()
+        try:
+            with file.open("x", encoding="utf-8") as saved:
+                for message in self._conversation():
+                    saved.write(f"## {message.role}\n\n{message.content.strip()}\n\n")
+        except FileExistsError:
+            self.console.error(f"{file} is there already: choose another name")
+        except OSError as error:
+            self.console.error(f"{file} cannot be written: {error.strerror}")
+        else:
+            self.console.status(f"the conversation is in {file}")
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def _conversation(self, *new: Message) -> tuple[Message, ...]:
+        return (*conversation(*([("system", self.system)] if self.system else [])), *self.messages, *new)
+
+    async def _question(self, line: str) -> None:
+        turn = Message("user", line)
+        self._shown, self._thought = [], False
         last: Text | None = None
         with trio.CancelScope() as self._answering:
-            async with self.node.answer(Question(asked, None, self.sampling, self.max_tokens)) as texts:
-                async for text in texts:
-                    if text.note and text.finish is None:
-                        self.console.status(text.note)
-                    self.write(text.delta)
-                    shown.append(text.delta)
-                    last = text
+            last = await self._answer(Question(self._conversation(turn), None, self.sampling, self.max_tokens))
         stopped = self._answering.cancelled_caught
         self._answering = None
         self.write("\n")
         self._tell_end(last, stopped)
-        if (
-            self.remember
-            and shown
-            and not (last is not None and last.finish in {FinishReason.ERROR, FinishReason.BUSY})
-        ):
-            self.messages = (*asked, Message("assistant", "".join(shown)))
+        refused = last is not None and last.finish in {FinishReason.ERROR, FinishReason.BUSY}
+        if self.remember and self._shown and not refused:
+            self.messages = (*self.messages, turn, Message("assistant", "".join(self._shown)))
+
+    async def _answer(self, question: Question) -> Text | None:
+        """Show an answer as it comes; its last part."""
+        asked_at, first_text_s, last = trio.current_time(), 0.0, None
+        thoughts = ThinkSplitter()
+        async with self.node.answer(question) as texts:
+            async for text in texts:
+                if text.note and text.finish is None:
+                    self.console.status(text.note)
+                if text.delta and not self._shown:
+                    first_text_s = trio.current_time() - asked_at
+                if text.delta:
+                    self._shown.append(text.delta)
+                    self._show(text.delta, thoughts)
+                last = text
+        self._tell(thoughts.finish())
+        if last is not None and self._shown:
+            self.took = Took(last, first_text_s)
+        return last
+
+    def _show(self, delta: str, thoughts: ThinkSplitter) -> None:
+        if self.think is None:
+            self.write(delta)
+        else:
+            self._tell(thoughts.feed(delta))
+
+    def _tell(self, part: Part) -> None:
+        if self.think is not None and part.thinking:
+            self.think(part.thinking)
+            self._thought = True
+        if part.words:
+            self.write("\n\n" * self._thought + part.words)
+            self._thought = False
 
     def _tell_end(self, last: Text | None, stopped: bool) -> None:
         if stopped:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kafila.mesh import LinkState
 from kafila.plan import Plan
 from kafila.ring.frames import Stats
-from kafila.types import PathKind
+from kafila.types import NodeId, PathKind
 
 
 def ring_table(plan: Plan, me: int | None, stats: Stats | None, links: Mapping[int, LinkState | None]) -> str:
@@ -33,6 +33,15 @@ def ring_table(plan: Plan, me: int | None, stats: Stats | None, links: Mapping[i
             f"once round: {_milliseconds(stats.circuit_s)}, of which {_milliseconds(network_s)} between members"
         )
     return "\n".join(lines)
+
+
+def people(ring: Mapping[NodeId, str], others: Mapping[NodeId, str], me: NodeId) -> str:
+    """A line for everybody: the members of the ring in its order, then guests."""
+    roles = {node: "head" if place == 0 else "member" for place, node in enumerate(ring)}
+    return "\n".join(
+        f"{name} ({', '.join([roles.get(node, 'guest'), *(['you'] if node == me else [])])})"
+        for node, name in {**ring, **{node: name for node, name in others.items() if node not in ring}}.items()
+    )
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

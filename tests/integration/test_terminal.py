@@ -123,6 +123,23 @@ def test_commands_answers_and_history(terminal: Terminal, tmp_path: Path) -> Non
     assert "/ring" in (tmp_path / ".local/state/kafila/history").read_text()
 
 
+def test_what_is_pasted_is_one_question_whatever_its_lines(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.press(b"/temperature 0.5\r")
+    terminal.until_prompt_after("the temperature is 0.5")
+    terminal.press(b"\x1b[200~first line\nsecond line\x1b[201~")
+    terminal.until("second line")
+    terminal.press(b"\r")
+    terminal.until_longer(60)
+    terminal.press(CTRL_C)
+    terminal.until_prompt_after("stopped")
+    file = tmp_path / "talk.md"
+    terminal.press(f"/save {file}\r".encode())
+    terminal.until_prompt_after("the conversation is in")
+    assert file.read_text().startswith("## user\n\nfirst line\nsecond line\n\n## assistant")
+    terminal.press(CTRL_D)
+    assert terminal.wait() == 0
+
+
 def test_ctrl_c_stops_the_answer_and_then_leaves(terminal: Terminal) -> None:
     terminal.press(b"hello\r")
     terminal.until_longer(60)
