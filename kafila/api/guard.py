@@ -77,7 +77,8 @@ def is_loopback(host: str) -> bool:
 def _host_name(host: str) -> str:
     """A Host header without its port, in lower case."""
     if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
+        inside, bracket, _ = host[1:].partition("]")
+        return inside.lower() if bracket else ""
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()
 
 
