@@ -12,9 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from kafila.shard.ops import HostMatrix, HostTensor, Matrix, QuantizedTensor
+from kafila.shard.quantize import dequantize
 
 Array = Any
 """``mx.array``; for the caches a list of them, for `Placement.rope` a pair. The stubs that MLX ships do not pass a
@@ -111,11 +111,7 @@ def dense(part: HostMatrix, dtype: Any) -> Array:
     """(outputs, inputs) in ``dtype``, not evaluated yet."""
     if isinstance(part, HostTensor):
         return from_host(part).astype(dtype)
-    repeat = part.inputs // part.scales.data.shape[1]
-    scales, biases = (
-        mx.repeat(from_host(each).astype(mx.float32), repeat, axis=1) for each in (part.scales, part.biases)
-    )
-    return (mx.array(_unpacked(part)) * scales + biases).astype(dtype)
+    return mx.array(dequantize(part)).astype(dtype)  # its groups are none of a kernel's: only tiny models have such
 
 
 def make_matrix(
@@ -159,10 +155,3 @@ def _dense_matrix(parts: Sequence[HostMatrix], bias: Array | None, dtype: Any, *
     if inputs_first and weight.size <= TURNED_WEIGHTS:
         return DenseMatrix(evaluated(mx.contiguous(weight.T)), bias)
     return DenseMatrix(evaluated(weight).T, bias)
-
-
-def _unpacked(part: QuantizedTensor) -> npt.NDArray[np.float32]:
-    """(outputs, inputs) codes of a matrix whose groups no kernel takes, which only tiny models have."""
-    bits = np.unpackbits(part.codes.astype("<u4").view(np.uint8), axis=1, bitorder="little")
-    places = (1 << np.arange(part.bits)).astype(np.float32)
-    return bits.reshape(part.outputs, part.inputs, part.bits).astype(np.float32) @ places

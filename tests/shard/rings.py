@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
+from kafila.shard.schemes import with_scheme
 from kafila.types import BlockRange, Sampling, Segment
 from tests.shard.backends import make_ops
 
@@ -17,7 +19,7 @@ GREEDY = Sampling()
 
 
 class LocalRing:
-    """Shards of ``counts`` blocks each, on ``backends`` in turn; the first holds the head."""
+    """Shards of ``counts`` blocks each, on ``backends`` in turn, the first with the head; ``quantize``: a scheme."""
 
     def __init__(
         self,
@@ -28,8 +30,10 @@ class LocalRing:
         slots: int = 3,
         context: int = 128,
         backends: Sequence[str] = ("torch",),
+        quantize: str = "",
     ) -> None:
         checkpoint = open_checkpoint(folder)
+        checkpoint = replace(checkpoint, config=with_scheme(checkpoint.config, quantize))
         self.dtype = dtype
         self.config = checkpoint.config
         self.shards: list[Shard[Any]] = [

@@ -176,9 +176,11 @@ def _ring(split: tuple[int, ...]) -> LocalRing:
     return _RINGS[split]
 
 
-def _logits(folder: Path, dtype: str, tokens: list[int], backends: Sequence[str] = ("torch",)) -> torch.Tensor:
+def _logits(
+    folder: Path, dtype: str, tokens: list[int], backends: Sequence[str] = ("torch",), quantize: str = ""
+) -> torch.Tensor:
     """(tokens, vocab): the head's logits of every row."""
-    ring = LocalRing(folder, (2, 2), dtype=dtype, backends=backends)
+    ring = LocalRing(folder, (2, 2), dtype=dtype, backends=backends, quantize=quantize)
     head = ring.shards[0]
     hidden = ring.forward([Segment(0, 0, len(tokens), sample=False)], tokens)
     weights = head.head
@@ -237,6 +239,21 @@ def test_backends_agree_in_sixteen_bits(
     ours = (_logits(checkpoint(case), dtype, PROMPT, backends) - exact).abs().mean()
     theirs = (reference_logits(checkpoint(case), PROMPT, dtype) - exact).abs().mean()
     assert ours <= theirs * 1.5
+
+
+@needs_mlx
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_backends_agree_on_what_is_quantized(scheme: str, tmp_path: Path, *, tied: bool) -> None:
+    """A member on MLX to what torch's 8-bit kernel rounds activations to, far below what quantizing loses; a head on
+    MLX, which holds the embedding in few bits where torch leaves it in its file, to what quantizing loses."""
+    options: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8}
+    folder = make_checkpoint(tmp_path, "llama", tied=tied, **options)
+    exact, wanted = (_logits(folder, "float32", PROMPT, quantize=how) for how in ("", scheme))
+    lost = (exact - wanted).abs().mean()
+    assert (_logits(folder, "float32", PROMPT, ("torch", "mlx"), scheme) - wanted).abs().mean() < lost / 10
+    for backends in (("mlx",), ("mlx", "torch")):
+        assert (_logits(folder, "float32", PROMPT, backends, scheme) - exact).abs().mean() < 1.5 * lost
 
 
 def test_matrices_in_pieces_change_nothing(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
