@@ -111,11 +111,12 @@ class Link:
             me.endpoint.poke()
 
     async def up(self) -> list[float]:
-        """Until both first messages have arrived; their times since the opening. Raises Unmet."""
+        """Until both first messages have arrived and both ends are authenticated; the times of the messages since the
+        opening. Raises Unmet."""
         try:
             with trio.fail_after(LINK_TIMEOUT_S):
                 for me, _ in self.ends:
-                    await me.until(lambda me=me: me.messages)  # type: ignore[misc]  # mypy does not infer the default
+                    await me.until(lambda me=me: me.messages and me.ups)  # type: ignore[misc]  # mypy does not infer it
         except trio.TooSlowError:
             raise Unmet(f"no link within {LINK_TIMEOUT_S:.0f} s") from None
         return [me.messages[0][0] - self.opened_at for me, _ in self.ends]
