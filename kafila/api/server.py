@@ -72,14 +72,16 @@ def bind(host: str, port: int, *, fixed: bool) -> socket.socket:
 
 async def serve(app: ASGIApp, listener: socket.socket, guard: Guard, on_fault: Callable[[str], None]) -> None:
     """Answer until cancelled; then every connection is closed at once. ``on_fault`` hears of our own mistakes."""
-    server = _Server(app, guard, on_fault)
+    server = Server(app, guard, on_fault)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.cut_all_at_the_end)
         listening = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
         await trio.serve_listeners(server.connection, [listening], handler_nursery=nursery)
 
 
-class _Server:
+class Server:
+    """Answers on streams that somebody has accepted. ``on_fault`` hears of our own mistakes."""
+
     def __init__(self, app: ASGIApp, guard: Guard, on_fault: Callable[[str], None]) -> None:
         self._app = app
         self._guard = guard
@@ -89,6 +91,7 @@ class _Server:
         self._open: set[_Connection] = set()
 
     async def cut_all_at_the_end(self) -> None:
+        """Runs beside the connections: their writes end when it is cancelled."""
         try:
             await trio.sleep_forever()
         finally:
@@ -96,6 +99,7 @@ class _Server:
                 connection.cut()
 
     async def connection(self, stream: trio.SocketStream) -> None:
+        """One client, until it has had enough."""
         connection = _Connection(stream)
         if len(self._open) >= MAX_CONNECTIONS:
             await connection.aclose()
