@@ -1,9 +1,9 @@
 """What a member fetches over its share of a checkpoint: ``python bench/fetch.py [--json] [--model FOLDER]``.
 
 A web server on this machine gives the checkpoint away and counts the bytes of bodies. Members with caches of their own
-take their shares of it: every division into two at a multiple of five blocks, and thirds. ``over_share`` is the worst
-of them: weights, headers, configuration, and at the head tokenizer and template, all over the member's tensors and, at the
-head, those texts.
+take their shares of it: every division into two at a multiple of five blocks, and thirds. ``over_share`` is the worst:
+weights, headers, configuration, and at the head tokenizer and template, all over the member's tensors and, at the head,
+those texts.
 """
 
 from __future__ import annotations

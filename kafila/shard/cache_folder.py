@@ -148,6 +148,18 @@ def cached(root: Path) -> list[Cached]:
     return sorted((_look(path) for path in folders), key=lambda found: -found.used)
 
 
+def last_revision(root: Path, source: str) -> str | None:
+    """The revision of a source that was used last; None where none was fetched."""
+    for found in cached(root):
+        try:
+            written = json.loads((found.path / SOURCE_NAME).read_bytes())
+            if written["source"] == source and written["revision"]:
+                return str(written["revision"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # being pruned, or not ours
+    return None
+
+
 def prune(root: Path, unused_since: float) -> tuple[list[Cached], list[Cached]]:
     """Remove what was last used before that time (seconds since 1970); what was removed, and what is in use and stays.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kafila.errors import FetchFailed, ModelIncomplete, ModelNotFound
-from kafila.shard.cache_folder import CacheFolder, cache_folder, folder_name
+from kafila.shard.cache_folder import CacheFolder, cache_folder, folder_name, last_revision
 from kafila.shard.config import parse_config
 from kafila.shard.fingerprint import fingerprint, samples
 from kafila.shard.http_files import HttpFiles, SourceChanged
@@ -17,7 +17,7 @@ from kafila.shard.manifest import INDEX_NAME, Checkpoint, open_checkpoint, weigh
 from kafila.shard.mirror import AT_ONCE, Mirror, Progress
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import Range, merge
-from kafila.shard.source import Hub, Remote, hub_endpoint, signed_in
+from kafila.shard.source import MAIN, Hub, Remote, hub_endpoint, signed_in
 from kafila.types import TensorSpec
 
 CONFIG_NAME = "config.json"
@@ -51,13 +51,14 @@ class RemoteCheckpoint:
     ) -> None:
         """``revision``: the commit a host has told; without one the hub is asked. ``told`` hears what people should
         know. Raises ModelNotFound, FetchFailed."""
-        self.source = _at_commit(source, revision, patience) if isinstance(source, Hub) else source
         self._patience = patience
         self._told = told
-        place = str(source) if isinstance(source, Hub) else source.base
-        if isinstance(self.source, Hub):
-            place = f"{hub_endpoint()}/{self.source.repository}"
-        self._cache = CacheFolder((root or cache_folder()) / folder_name(place, self.revision), place, self.revision)
+        root = root or cache_folder()
+        place = f"{hub_endpoint()}/{source.repository}" if isinstance(source, Hub) else source.base
+        self.source: Remote = source
+        if isinstance(source, Hub):
+            self.source = self._at_commit(source, revision, last_revision(root, place))
+        self._cache = CacheFolder(root / folder_name(place, self.revision), place, self.revision)
         self._mirror = Mirror(self._cache.path, self.source, patience, told)
         self._checkpoint: Checkpoint | None = None
         self._fingerprint = ""
@@ -100,6 +101,27 @@ class RemoteCheckpoint:
             return self._again_if_changed(lambda: self._fetch(names, progress))
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _at_commit(self, source: Hub, revision: str, last: str | None) -> Hub:
+        """The source at the commit it has now; at the ``last`` one that was fetched where the hub does not answer."""
+        known = signed_in(source)
+        if revision:
+            return known.at(revision)
+        if known.commit is not None:
+            return known
+        http = HttpFiles(known, self._patience)
+        try:
+            return known.at(http.commit(known))
+        except ModelNotFound as error:
+            raise ModelNotFound(_no_checkpoint(source)) from error
+        except FetchFailed as error:
+            self._patience.go_on()
+            if last is None or source.revision != MAIN:
+                raise
+            self._told(f"commit {last[:12]}, which was used last, is used again: {error}")
+            return known.at(last)
+        finally:
+            http.close()
 
     def _waiting(self) -> None:
         self._told(f"another kafila-node here fetches {self.source.name}: waiting for what it leaves")
@@ -157,21 +179,6 @@ def _by_file(specs: Iterable[TensorSpec]) -> dict[str, list[Range]]:
     for spec in specs:
         ranges.setdefault(spec.file, []).append((spec.start, spec.end))
     return {file: merge(found) for file, found in sorted(ranges.items())}
-
-
-def _at_commit(source: Hub, revision: str, patience: Patience) -> Hub:
-    known = signed_in(source)
-    if revision:
-        return known.at(revision)
-    if known.commit is not None:
-        return known
-    http = HttpFiles(known, patience)
-    try:
-        return known.at(http.commit(known))
-    except ModelNotFound as error:
-        raise ModelNotFound(_no_checkpoint(source)) from error
-    finally:
-        http.close()
 
 
 def _no_checkpoint(source: Remote) -> str:

@@ -396,6 +396,21 @@ def test_a_name_the_hub_does_not_have(here: Any, hub: Web) -> None:
         here("org/tiny@nowhere")
 
 
+def test_the_last_commit_is_used_where_the_hub_does_not_answer(
+    here: Any, hub: Web, original: Path, told: list[str]
+) -> None:
+    here("org/tiny").fetch(own, unseen)
+    hub.fault = lambda asked: Fault(503)
+    again = here("org/tiny")
+    assert again.revision == COMMIT
+    same_bytes(again.fetch(own, unseen), original, own(again.open()[0]))
+    assert any("which was used last" in line for line in told)
+    with pytest.raises(FetchFailed, match="503"):
+        here("org/tiny@v2")
+    with pytest.raises(FetchFailed, match="503"):
+        here("org/another")
+
+
 def test_two_commits_are_two_checkpoints(here: Any, hub: Web, original: Path, tmp_path: Path) -> None:
     first = here("org/tiny").fetch(own, unseen)
     newer = _in_few_files(make_checkpoint(tmp_path / "newer", "llama", seed=5))
