@@ -8,7 +8,7 @@ Three forms, by what a device has:
   more than bfloat16, and rows do not depend on what else is in the batch.
 - Groups in 4 bits, on a CPU in 16-bit sessions: torch's ``int4pack`` kernel, whose activations are bfloat16. 8 bits
   are two such matrices, the high half of each code and the low one, since scale * (16 high + low) + bias is a sum.
-- Everything else (other bits, float32, other devices): codes are unpacked into a buffer of at most `BUFFER_WEIGHTS` on every use.
+- Everything else (other bits, float32, other devices): codes are unpacked on every use, `BUFFER_WEIGHTS` at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kafila.shard import torch_kernels as kernels
 from kafila.shard.formats import Affine
-from kafila.shard.ops import QuantizedTensor
+from kafila.shard.ops import HostTensor, QuantizedTensor
 from kafila.shard.quantize import to_float32, unpack_codes
 
 BUFFER_WEIGHTS = 1 << 23
@@ -78,9 +78,7 @@ class CodesMatrix:
         if self.halves:
             codes = codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
         self.codes = torch.from_numpy(np.array(codes)).to(device)
-        self.scales, self.biases = (
-            torch.from_numpy(to_float32(part)).to(device, dtype) for part in (tensor.scales, tensor.biases)
-        )
+        self.scales, self.biases = (_constant(part, dtype).to(device) for part in (tensor.scales, tensor.biases))
         self.group = tensor.group_size
         self.bias = None if bias is None else bias.to(device, dtype)
 
@@ -104,7 +102,22 @@ class CodesMatrix:
             codes = torch.stack((codes & 15, codes >> 4), -1)
         scales, biases = self.scales[outputs], self.biases[outputs]
         grouped = codes.view(scales.size(0), scales.size(1), self.group)
-        return torch.addcmul(biases.unsqueeze(-1), grouped.to(scales.dtype), scales.unsqueeze(-1)).flatten(1)
+        return torch.addcmul(biases.float().unsqueeze(-1), grouped.float(), scales.float().unsqueeze(-1)).flatten(1)
+
+
+def _constant(host: HostTensor, dtype: torch.dtype) -> Tensor:
+    """Scales or biases as they are stored, or, where that is float32, in as many bits as ``dtype``: float16 is four
+    times as exact as bfloat16 in its range."""
+    values = torch.from_numpy(to_float32(host))
+    if host.dtype == "F32" and dtype.itemsize == 4:
+        return values
+    half = values.half()
+    return half if host.dtype != "BF16" and bool(half.isfinite().all()) and _exact(half, values) else values.bfloat16()
+
+
+def _exact(half: Tensor, values: Tensor) -> bool:
+    """Whether nothing fell below float16's range."""
+    return bool(((half - values).abs() <= values.abs() / 1024).all())
 
 
 def can_pack_int8() -> bool:
@@ -130,7 +143,7 @@ def takes_row(tensor: QuantizedTensor) -> bool:
 
 
 def takes_int4(bits: int, group: int, outputs: int) -> bool:
-    """Whether an `Int4Matrix` holds it. Other bits would fit, but zero points in bfloat16 would cost their precision."""
+    """Whether an `Int4Matrix` holds it. Other bits would fit, but lose their precision to zero points in bfloat16."""
     return bits in {4, 8} and outputs % _INT4_OUTPUTS == 0 and group in _INT4_GROUPS
 
 

@@ -36,6 +36,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
     "llama no grouping": ("llama", {"num_key_value_heads": 6}),
     "llama one key head": ("llama", {"num_key_value_heads": 1, "num_attention_heads": 3}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral window": ("mistral", {"sliding_window": 6, "sharded": True}),
     "qwen2 tied": ("qwen2", {"tied": True}),
     "qwen2 sharded": ("qwen2", {"sharded": True}),
     "qwen2 window": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
