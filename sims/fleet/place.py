@@ -84,7 +84,7 @@ class Ground:
         return PAPER_RENDEZVOUS_RTT_S if self._fleet.name in PAPER_FLEETS else USUAL_RENDEZVOUS_RTT_S
 
     def _beside(self, room: Place, place: int, hop_s: float, mtu_bytes: int = ETHERNET_MTU_BYTES) -> Machine:
-        """The machine of the member at ``place``. An edge costs ``hop_s`` where it ends: one event a packet, not two."""
+        """The machine of the member at ``place``. An edge costs ``hop_s`` where it ends: one event a packet."""
         up, down = Quality(mtu_bytes=mtu_bytes), Quality(latency_s=hop_s, mtu_bytes=mtu_bytes)
         return room.machine(f"machine {place}", v6=False, up=up, down=down)
 

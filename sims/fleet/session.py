@@ -87,7 +87,7 @@ class _Session:
         alternate = Alternate(ground.second, ground.server.hosts()[0], ground.second.hosts()[0])
         async with net.running(), rendezvous(ground.server, PORT, alternate), trio.open_nursery() as nursery:
             for stated, device, machine in zip(self._fleet.members, self._devices, ground.machines, strict=True):
-                backend = SimulatedBackend(device, load_model(trial.model), nursery, one_by_one=not trial.batching)
+                backend = SimulatedBackend(device, load_model(trial.model), net.fabric, one_by_one=not trial.batching)
                 self._members.append(Member(stated.name, machine, backend))
             try:
                 result = await self._live(nursery, HostPort(ground.server.hosts()[0], PORT))

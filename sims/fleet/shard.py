@@ -3,6 +3,7 @@ the real size, all zeros, and tokens that mean nothing."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from kafila.errors import DeviceError
 from kafila.ring.agreement import ModelOffer
 from kafila.shard.worker import Forward, Forwarded, Job, Loaded, Result, Sample, Sampled
 from kafila.types import Capability, ModelManifest, Question
+from sims.fabric import Fabric
 from sims.fleet.device import Device
 
 LOAD_BYTES_PER_S = 2e9
@@ -39,7 +41,7 @@ class Passage:
 class SimulatedWorker:
     """Does jobs in order, each in the device's time. ``one_by_one``: the requests of a batch are not computed together.
 
-    Timed by wake-ups of one task; ``log`` takes every job."""
+    Timed by the virtual network's own events, which costs less than a task that sleeps; ``log`` takes every job."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class SimulatedWorker:
         model: ModelManifest,
         duty: Duty,
         on_result: Callable[[Result], None],
-        nursery: trio.Nursery,
+        fabric: Fabric,
         *,
         one_by_one: bool,
         log: list[Passage],
@@ -56,42 +58,50 @@ class SimulatedWorker:
         self._model = model
         self._duty = duty
         self._on_result = on_result
-        self._nursery = nursery
+        self._fabric = fabric
         self._one_by_one = one_by_one
         self._log = log
-        self._jobs_in, self._jobs = trio.open_memory_channel[tuple[Job, Passage]](INBOX_JOBS)
-        self._scope = trio.CancelScope()
+        self._waiting: deque[tuple[Job, Passage]] = deque()
+        self._busy = True
+        self._stopped = False
 
     def start(self) -> None:
         """Load, then work."""
-        self._nursery.start_soon(self._run)
+        duty, model = self._duty, self._model
+        held = (duty.blocks.stop - duty.blocks.first) * model.block_bytes + duty.holds_head * model.head_bytes
+        self._tell_after(held / LOAD_BYTES_PER_S, Loaded("simulated", held / LOAD_BYTES_PER_S))
 
     def submit(self, job: Job) -> None:
         """Queue a job. Raises DeviceError when too many wait."""
+        if len(self._waiting) >= INBOX_JOBS:
+            raise DeviceError(f"more than {INBOX_JOBS} jobs wait for it")
         decode = all(segment.length == 1 for segment in job.segments)
         rows = sum(segment.length for segment in job.segments)
         passage = Passage(job.batch, isinstance(job, Sample), rows, decode, trio.current_time())
         self._log.append(passage)
-        try:
-            self._jobs_in.send_nowait((job, passage))
-        except trio.WouldBlock:
-            raise DeviceError(f"more than {INBOX_JOBS} jobs wait for it") from None
+        self._waiting.append((job, passage))
+        if not self._busy:
+            self._begin()
 
     def stop(self) -> None:
         """No result is heard afterwards."""
-        self._scope.cancel()
+        self._stopped = True
 
-    async def _run(self) -> None:
-        duty, model = self._duty, self._model
-        held = (duty.blocks.stop - duty.blocks.first) * model.block_bytes + duty.holds_head * model.head_bytes
-        with self._scope:
-            await trio.sleep(held / LOAD_BYTES_PER_S)
-            self._on_result(Loaded("simulated", held / LOAD_BYTES_PER_S))
-            async for job, passage in self._jobs:
-                takes_s = self._takes_s(job)
-                await trio.sleep(takes_s)
-                passage.done_at = trio.current_time()
-                self._on_result(self._result(job, passage.rows, takes_s))
+    def _begin(self) -> None:
+        self._busy = bool(self._waiting)
+        if self._busy:
+            job, passage = self._waiting.popleft()
+            takes_s = self._takes_s(job)
+            passage.done_at = self._fabric.now + takes_s
+            self._tell_after(takes_s, self._result(job, passage.rows, takes_s))
+
+    def _tell_after(self, duration_s: float, result: Result) -> None:
+        self._fabric.at(self._fabric.now + duration_s, self._tell, result)
+
+    def _tell(self, result: Result) -> None:
+        if not self._stopped:
+            self._on_result(result)
+            self._begin()
 
     def _takes_s(self, job: Job) -> float:
         parts = [(segment,) for segment in job.segments] if self._one_by_one else [job.segments]
@@ -111,12 +121,12 @@ class SimulatedBackend:
     """A device and a model of which only the sizes are known."""
 
     def __init__(
-        self, device: Device, model: ModelManifest, nursery: trio.Nursery, *, one_by_one: bool, dtype: str = "bfloat16"
+        self, device: Device, model: ModelManifest, fabric: Fabric, *, one_by_one: bool, dtype: str = "bfloat16"
     ) -> None:
         self.log: list[Passage] = []
         self._device = device
         self._model = model
-        self._nursery = nursery
+        self._fabric = fabric
         self._one_by_one = one_by_one
         self._dtype = dtype
 
@@ -136,7 +146,7 @@ class SimulatedBackend:
         """A worker for a shard."""
         await trio.lowlevel.checkpoint()
         return SimulatedWorker(
-            self._device, offer.manifest, duty, on_result, self._nursery, one_by_one=self._one_by_one, log=self.log
+            self._device, offer.manifest, duty, on_result, self._fabric, one_by_one=self._one_by_one, log=self.log
         )
 
     async def language(self, offer: ModelOffer) -> Counted:  # noqa: ARG002  - a backend's
