@@ -225,8 +225,8 @@ async def _mapping_moves(net: VirtualNetwork, *, keep_old: bool) -> Outcome:
         await trio.sleep(2)
         moved = trio.current_time()
         here.move_mappings(keep_old=keep_old)
-        await trio.sleep(10)
-        silences = [flow.longest_silence(moved, moved + 10) for flow in flows]
+        await trio.sleep(6)
+        silences = [flow.longest_silence(moved, moved + 6) for flow in flows]
         await settle(*flows)
         still_direct(link)
         return Outcome(figures | {"longest_silence_ms": [1e3 * s for s in silences]})

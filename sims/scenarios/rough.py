@@ -101,8 +101,9 @@ async def _data_dropped(net: VirtualNetwork) -> Outcome:
     async with World(net).running() as world:
         link = await world.pair(net.machines["a"], net.machines["b"])
         await connect(link)
+        await trio.sleep(8 - trio.current_time())
         flows = link.load(world.nursery, DENSE)
-        await trio.sleep(10 - trio.current_time())
+        await trio.sleep(2)
         for wire in wires:
             wire.censor = _is_data
         began = trio.current_time()
