@@ -14,7 +14,7 @@ import trio
 from kafila.demo import default_folder
 from kafila.demo.convert import is_whole
 from tests.integration.models import talking_checkpoint
-from tests.integration.processes import Process, machine
+from tests.integration.processes import CODE, Process, machine
 
 PROMPTS = (
     "What is the capital of France, and why is it famous?",
@@ -113,6 +113,23 @@ async def test_everybody_asks_at_once_and_nobody_hears_anothers_answer(tmp_path:
             for n in range(3):
                 nursery.start_soon(ask, n)
         assert heard == [wanted[n] + wanted[n + 1] for n in (0, 2, 4)]
+
+
+async def test_a_guest_asks_lends_nothing_and_leaves_the_ring_serving(tmp_path: Path) -> None:
+    folder = talking_checkpoint(tmp_path / "tiny")
+    wanted = [f"{answer}\n" for answer in answers(folder, PROMPTS[:3], TOKENS)]
+    async with machine() as here:
+        ring = await here.ring(folder, 2, *FLOAT32, friend_options=("--max-tokens", str(TOKENS)))
+        code = await ring[0].until(CODE)
+        guest = await here.node("--join", code, "--guest", "--name", "visitor", "--max-tokens", str(TOKENS))
+        await guest.until("serving: every member may ask")
+        assert await told(guest, PROMPTS[:2]) == wanted[0] + wanted[1]
+        assert "measuring" not in guest.err
+        await guest.hang_up()
+        assert await guest.wait() == 0
+        await ring[0].until("no guests any more")
+        assert await told(ring[1], PROMPTS[2:3]) == wanted[2]
+        assert ring[0].out == ""
 
 
 async def test_shares_are_held_as_given_and_the_trace_tells_of_them(tmp_path: Path) -> None:
