@@ -22,7 +22,7 @@ from tests.shard.test_ops import host, numbers, random, rows_of
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed; not every platform has a wheel")
 
 from kafila.shard.mlx_matrices import QuantizedMatrix, StackedMatrix  # noqa: E402  - only where MLX is
-from kafila.shard.mlx_ops import CACHE_BYTES, EVALUATED_ROWS, MlxOps  # noqa: E402
+from kafila.shard.mlx_ops import CACHE_BYTES, EVALUATED_ROWS, WORKSPACE_BYTES, MlxOps  # noqa: E402
 
 
 def quantized(outputs: int, inputs: int, bits: int, group: int, seed: int = 0) -> tuple[QuantizedTensor, torch.Tensor]:
@@ -117,6 +117,30 @@ def test_a_long_pass_is_evaluated_block_by_block(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="stopped"):
         ring.forward([Segment(0, 0, length, sample=False)], [1] * length)
     assert ran == 1
+
+
+def test_memory_is_metals_working_set_or_what_cuda_has_free_and_a_cpus_is_counted_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert MlxOps("float32").memory_bytes() is None
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 12 << 30, "device_name": "M9"})
+    limit = mx.set_memory_limit(1 << 40)
+    try:
+        metal = MlxOps("float32", memory_cap=4 << 30)
+        assert mx.set_memory_limit(1 << 40) == (4 << 30) + WORKSPACE_BYTES
+        MlxOps("float32")
+        assert mx.set_memory_limit(limit) == 12 << 30
+    finally:
+        mx.set_memory_limit(limit)
+    kept = mx.ones((1 << 20,))
+    mx.eval(kept)
+    free = metal.memory_bytes()
+    assert free == (12 << 30) - mx.get_active_memory() <= (12 << 30) - kept.nbytes
+    monkeypatch.setattr(mx, "device_info", lambda: {"free_memory": 3 << 30, "architecture": "sm_90"})
+    cuda = MlxOps("float32")
+    cuda._on_cpu = False
+    assert cuda.memory_bytes() == 3 << 30
+    assert cuda.device == "mlx sm_90"
 
 
 def test_little_is_kept_of_what_is_freed() -> None:
