@@ -14,6 +14,8 @@ from sims.table_iv import paper_models
 
 USERS = 4
 """As in the paper's Fig. 2."""
+ANSWER_TOKENS = 10
+"""In virtual time one token is like another: a longer answer tells nothing more."""
 TIGHT_MODEL, TIGHT_FLEET = "Qwen3-32B", "intercontinental"
 """What no uniform split fits (Section VII-B)."""
 ABLATIONS = {
@@ -32,7 +34,7 @@ class Cell:
 
     def trial(self, network: Net, **changes: object) -> Trial:
         """One of this cell's, with four users."""
-        trial = Trial(self.fleet, self.model, network, users=USERS)
+        trial = Trial(self.fleet, self.model, network, users=USERS, answer_tokens=ANSWER_TOKENS)
         return replace(trial, **changes)  # type: ignore[arg-type]  # fields of Trial by name
 
     def papers(self, allocation: Allocation) -> Trial:
