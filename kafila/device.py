@@ -19,6 +19,7 @@ from kafila.shard.config import DecoderConfig, parse_config
 from kafila.shard.devices import open_ops
 from kafila.shard.library import Library, Wanted
 from kafila.shard.manifest import model_manifest
+from kafila.shard.patience import Patience
 from kafila.shard.schemes import with_scheme
 from kafila.shard.worker import Coming, Result, ShardWorker, Stage
 from kafila.types import Capability
@@ -123,15 +124,23 @@ class DeviceBackend:
     async def worker(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> Worker:
         """A worker thread that loads its shard first."""
         await trio.lowlevel.checkpoint()
+        patience = Patience()
         return ShardWorker(
-            lambda: self._load(offer, duty, on_result), on_result, inbox=INBOX_JOBS, give_up=self._library.leave
+            lambda: self._load(offer, duty, on_result, patience),
+            on_result,
+            inbox=INBOX_JOBS,
+            give_up=patience.stopping.set,
         )
 
-    def _load(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> Stage:
+    def _load(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None], patience: Patience) -> Stage:
         from kafila.shard.load import load_shard  # noqa: PLC0415  - as above
 
         checkpoint = self._library.share(
-            _wanted(offer), duty.blocks, holds_head=duty.holds_head, progress=_now_and_then(on_result)
+            _wanted(offer),
+            duty.blocks,
+            holds_head=duty.holds_head,
+            progress=_now_and_then(on_result),
+            patience=patience,
         )
         return load_shard(
             self._ops(duty.dtype),

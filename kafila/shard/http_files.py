@@ -185,12 +185,12 @@ class HttpFiles:
         return int(match[3])
 
     def _whole(self, response: httpx.Response, file: str, limit: int) -> bytes:
-        data = b""
+        data = bytearray()
         for chunk in self._stream(response):
             data += chunk
             if len(data) > limit:
                 raise FetchFailed(f"{file} of {self._source} is longer than {limit:,} bytes: is it the right address?")
-        return data
+        return bytes(data)
 
     def _stream(self, response: httpx.Response) -> Iterator[bytes]:
         for chunk in response.iter_bytes():  # as it comes: what was waited for to fill a chunk would be lost in a break

@@ -50,16 +50,16 @@ class Library:
         """By place and commit. A member has one checkpoint, so there are one or two."""
         self._found: dict[Wanted, Found] = {}
 
-    def leave(self) -> None:
-        """End what is being fetched, soon; from any thread. What came is kept."""
-        self._patience.stopping.set()
+        self._shares: list[RemoteCheckpoint] = []
+        """What shares are read from: in use for as long as this member is there."""
 
     def close(self) -> None:
-        """Leave, hang up, and let go of what is cached."""
-        self.leave()
-        for remote in {id(remote): remote for remote in self._remotes.values()}.values():
+        """End what is asked, hang up, and let go of what is cached."""
+        self._patience.stopping.set()
+        for remote in {id(remote): remote for remote in (*self._remotes.values(), *self._shares)}.values():
             remote.close()
         self._remotes.clear()
+        self._shares.clear()
 
     def look(self, wanted: Wanted) -> Found:
         """Configuration and headers, no weights. Raises ModelError, which names both where this is another checkpoint
@@ -78,11 +78,7 @@ class Library:
             remote = self._remote_for(source, wanted)
             checkpoint, print_ = remote.open()
             place, revision = _shown(source), remote.revision
-        if wanted.fingerprint and print_ != wanted.fingerprint:
-            raise ModelError(
-                f"{place} (fingerprint {print_[:12]}) is not the {wanted.name} that the host serves (fingerprint "
-                f"{wanted.fingerprint[:12]}): point --model at a copy of the host's, or leave it out"
-            )
+        _check(place, print_, wanted)
         found = Found(checkpoint, Wanted(place, revision, print_))
         self._found[found.wanted] = found
         return found
@@ -92,30 +88,49 @@ class Library:
         source = _source(wanted)
         return source.path if isinstance(source, Folder) else self._remote_for(source, wanted).language()
 
-    def share(self, wanted: Wanted, blocks: BlockRange, *, holds_head: bool, progress: Progress) -> Checkpoint:
-        """The checkpoint with the tensors of a share there, fetched where they have to be. Raises ModelError."""
+    def share(
+        self, wanted: Wanted, blocks: BlockRange, *, holds_head: bool, progress: Progress, patience: Patience
+    ) -> Checkpoint:
+        """The checkpoint with the tensors of a share there, fetched where they have to be.
+
+        ``patience`` is this share's own: a new plan may ask for another while this one is being given up. Raises
+        ModelError.
+        """
         source = _source(wanted)
         if isinstance(source, Folder):
             return _open_folder(source, wanted)
-        return self._remote_for(source, wanted).fetch(
-            lambda checkpoint: own_tensors(checkpoint, blocks, holds_head=holds_head), progress
-        )
+        remote = self._open_remote(source, wanted, patience)
+        self._shares.append(remote)
+        _, print_ = remote.open()
+        _check(_shown(source), print_, wanted)
+        return remote.fetch(lambda checkpoint: own_tensors(checkpoint, blocks, holds_head=holds_head), progress)
 
     def _remote_for(self, source: Remote, wanted: Wanted) -> RemoteCheckpoint:
         place = (_shown(source), wanted.revision)
         known = self._remotes.get(place)
         if known is None:
-            try:
-                from kafila.shard.remote import RemoteCheckpoint  # noqa: PLC0415  - as above
-            except ModuleNotFoundError as error:
-                raise DeviceError(
-                    f"{source} has to be fetched, and this installation cannot ({error.name} is missing): "
-                    "pip install 'kafila[torch]'"
-                ) from error
-            known = RemoteCheckpoint(source, self._patience, revision=wanted.revision, told=self._told)
+            known = self._open_remote(source, wanted, self._patience)
             # What a host is asked by a branch's name it is later asked by the commit.
             self._remotes |= {place: known, (_shown(source), known.revision): known}
         return known
+
+    def _open_remote(self, source: Remote, wanted: Wanted, patience: Patience) -> RemoteCheckpoint:
+        try:
+            from kafila.shard.remote import RemoteCheckpoint  # noqa: PLC0415  - as above
+        except ModuleNotFoundError as error:
+            raise DeviceError(
+                f"{source} has to be fetched, and this installation cannot ({error.name} is missing): "
+                "pip install 'kafila[torch]'"
+            ) from error
+        return RemoteCheckpoint(source, patience, revision=wanted.revision, told=self._told)
+
+
+def _check(place: str, print_: str, wanted: Wanted) -> None:
+    if wanted.fingerprint and print_ != wanted.fingerprint:
+        raise ModelError(
+            f"{place} (fingerprint {print_[:12]}) is not the {wanted.name} that the host serves (fingerprint "
+            f"{wanted.fingerprint[:12]}): point --model at a copy of the host's, or leave it out"
+        )
 
 
 def _source(wanted: Wanted) -> Folder | Remote:

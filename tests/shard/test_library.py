@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from kafila.device import DeviceBackend, DeviceSettings
-from kafila.errors import ModelError, ModelNotFound
+from kafila.errors import FetchFailed, ModelError, ModelNotFound
 from kafila.ring.agreement import Welcome, encode_message
 from kafila.shard.library import Library, Wanted
+from kafila.shard.manifest import Checkpoint
+from kafila.shard.patience import Patience
 from kafila.types import BlockRange
 from tests.shard.checkpoints import make_checkpoint
 from tests.shard.test_remote import COMMIT
@@ -90,11 +92,17 @@ def test_a_share_of_a_folder_is_the_folder_and_of_an_address_the_cache(
     def nothing(done: int, of: int) -> None:
         raise AssertionError("nothing is fetched from a folder")
 
-    local = library().share(Wanted(str(folder)), BlockRange(0, 1), holds_head=True, progress=nothing)
+    local = library().share(
+        Wanted(str(folder)), BlockRange(0, 1), holds_head=True, progress=nothing, patience=Patience()
+    )
     assert local.folder == folder
     steps: list[int] = []
     remote = library().share(
-        Wanted(web.base + "tiny"), BlockRange(0, 1), holds_head=True, progress=lambda done, of: steps.append(of - done)
+        Wanted(web.base + "tiny"),
+        BlockRange(0, 1),
+        holds_head=True,
+        progress=lambda done, of: steps.append(of - done),
+        patience=Patience(),
     )
     assert remote.folder != folder
     assert steps[-1] == 0
@@ -122,3 +130,25 @@ async def test_a_token_does_not_leave_this_machine(
     found = library().look(Wanted(offer.source, offer.revision, offer.fingerprint))
     assert found.wanted.fingerprint == offer.fingerprint
     assert found.wanted.revision == COMMIT
+
+
+def test_a_share_that_was_given_up_is_in_no_later_ones_way(library: Members, web: Web) -> None:
+    wanted, member = _offered(library(), web.base + "tiny"), library()
+
+    def share(patience: Patience) -> Checkpoint:
+        return member.share(wanted, BlockRange(0, 2), holds_head=False, progress=lambda *_: None, patience=patience)
+
+    leaving = Patience()
+    leaving.stopping.set()
+    with pytest.raises(FetchFailed, match="leaving"):
+        share(leaving)
+    assert share(Patience()).config.blocks == 2
+
+
+def test_a_source_that_was_replaced_since_the_host_looked_is_not_loaded_from(
+    library: Members, web: Web, folder: Path, tmp_path: Path
+) -> None:
+    wanted = _offered(library(), web.base + "tiny")
+    shutil.copytree(make_checkpoint(tmp_path / "other", "llama", blocks=2, seed=1), folder, dirs_exist_ok=True)
+    with pytest.raises(ModelError, match="is not the tiny that the host serves"):
+        library().share(wanted, BlockRange(0, 1), holds_head=False, progress=lambda *_: None, patience=Patience())
