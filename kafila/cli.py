@@ -93,7 +93,7 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
 )
 @click.option("--memory", metavar="SIZE", help="Use at most this much memory, as in 12GB.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Processor threads for the model.")
-@click.option("--no-probe-cache", is_flag=True, help="Measure this device anew, whatever was found within the last day.")
+@click.option("--no-probe-cache", is_flag=True, help="Measure this device anew, even if it was within a day.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="UDP port to use.  [default: any]")
 @click.option(
     "--stun",

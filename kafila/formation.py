@@ -194,7 +194,8 @@ class Formation:
     async def _measure(self, offer: ModelOffer) -> None:
         self._around.console.status(f"measuring this device for {offer.manifest.name}")
         capability = await self._around.backend.measure(offer)
-        self._around.console.status(_capability_line(capability))
+        for line in (_capability_line(capability), *capability.remarks):
+            self._around.console.status(line)
         with trio.move_on_after(SURVEY_PATIENCE_S):  # the plan is the better for it
             await self._around.surveyed.wait()
         self._session.measured(capability)

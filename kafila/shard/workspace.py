@@ -10,31 +10,34 @@ from math import prod
 from typing import TypeVar
 
 from kafila.shard.config import DecoderConfig
-from kafila.shard.manifest import block_tensors
+from kafila.shard.manifest import EMBEDDING, UNEMBEDDING, block_tensors, weight_format
 from kafila.shard.ops import Ops
 
 T = TypeVar("T")
 
-PASS_ROWS = 256
-"""Rows of the largest pass besides one a slot: a chunk of a prompt (``ring.schedule.PREFILL_CHUNK_TOKENS``)."""
+PASS_ROWS = 512
+"""Rows of the largest pass besides one a slot: the longest chunk of a prompt (``kafila.ring.pace.CHUNKS``)."""
 LOADED_AT_ONCE = 1 << 26
 """Weights of a matrix that are converted at once, at most (``torch_ops``)."""
-LIBRARY_BYTES = 48 << 20
-"""A tensor library's own: its code as it is paged in by use, threads' buffers, compiled kernels."""
+LIBRARY_BYTES = 40 << 20
+"""A tensor library's own code as it is paged in by use (13 MB of torch's), buffers of its threads, and the holes that
+passes of changing sizes leave in the heap (10 to 25 MB)."""
 _FLOAT = 4
 
 
 def block_memory_bytes(ops: Ops[T], config: DecoderConfig) -> int:
     """What one block's weights take on this device."""
-    shapes = block_tensors(config, 0).values()
-    matrices = sum(ops.matrix_bytes(*shape) for shape in shapes if len(shape) == 2)
-    return matrices + sum(prod(shape) * _FLOAT for shape in shapes if len(shape) == 1)
+    shapes = block_tensors(config, 0)
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    plain = sum(prod(shape) * _FLOAT for name, shape in shapes.items() if name not in matrices)
+    return plain + sum(ops.matrix_bytes(*shape, weight_format(config, name)) for name, shape in matrices.items())
 
 
 def head_memory_bytes(ops: Ops[T], config: DecoderConfig) -> int:
     """What embedding, final norm and unembedding take. An embedding that is tied is counted once."""
     table = 0 if config.tied else ops.table_bytes(config.vocab, config.hidden)
-    return table + config.hidden * _FLOAT + ops.matrix_bytes(config.vocab, config.hidden)
+    form = weight_format(config, f"{EMBEDDING if config.tied else UNEMBEDDING}.weight")
+    return table + config.hidden * _FLOAT + ops.matrix_bytes(config.vocab, config.hidden, form)
 
 
 def workspace_bytes(config: DecoderConfig, *, context: int, slots: int) -> int:
@@ -47,7 +50,7 @@ def _loading_bytes(config: DecoderConfig) -> int:
     """The largest matrix as it is read, and again in float32 on its way to where it is kept."""
     up_gate = 2 * config.intermediate * config.hidden
     head = config.vocab * config.hidden
-    return max(up_gate * (2 + _FLOAT), min(head, LOADED_AT_ONCE) * _FLOAT + (0 if config.tied else 2 * head))
+    return max(2 * up_gate + min(up_gate, LOADED_AT_ONCE) * _FLOAT, 2 * head + min(head, LOADED_AT_ONCE) * _FLOAT)
 
 
 def _pass_bytes(config: DecoderConfig, context: int, slots: int) -> int:

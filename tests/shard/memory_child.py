@@ -1,0 +1,85 @@
+"""Run as a process: serve a checkpoint as a whole ring of one, and say what that took of main memory.
+
+    python -m tests.shard.memory_child FOLDER DTYPE SLOTS CONTEXT
+
+Prints a JSON object: ``planned_bytes``, what a plan counts for it, and ``peak_bytes``, by how much the process's
+resident memory rose at most after everything was imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kafila.plan import Member, Plan, Workload, plan_session
+from kafila.shard.decoder import Shard
+from kafila.shard.load import load_shard
+from kafila.shard.manifest import Checkpoint, model_manifest, open_checkpoint
+from kafila.shard.ops import Ops
+from kafila.shard.probe import memory_of
+from kafila.shard.torch_ops import TorchOps
+from kafila.shard.workspace import PASS_ROWS
+from kafila.types import BlockRange, NatClass, Sampling, Segment
+
+ANSWER_TOKENS = 3
+
+
+def resident(field: str) -> int:
+    """Bytes of a line of /proc/self/status: ``VmRSS`` now, ``VmHWM`` at most so far (Linux, proc(5))."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) << 10
+
+
+def forget_peak() -> None:
+    """Begin counting the peak anew (proc(5), clear_refs)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def planned_bytes(ops: Ops[Any], checkpoint: Checkpoint, slots: int, context: int) -> int:
+    """What the plan says that the only member holds."""
+    capability = memory_of(ops, checkpoint.config, context=context, slots=slots)
+    member = Member.from_capability("here", capability, rtt_s=None, nat=NatClass.ORDINARY)
+    manifest = model_manifest(checkpoint.name, checkpoint.config, ops.dtype)
+    plan = plan_session([member], manifest, Workload(context, slots), anchor=0)
+    assert isinstance(plan, Plan), plan
+    return plan.stages[0].memory_used_bytes
+
+
+def serve(shard: Shard[object], dtype: str, slots: int, context: int) -> None:
+    """Short prompts in all slots but the last; there, the longest pass there is, last in its context and beside the
+    other answers; then answers in all slots."""
+
+    def go(segments: tuple[Segment, ...]) -> None:
+        rows = sum(segment.length for segment in segments)
+        hidden = shard.forward(segments, (1,) * rows, None, dtype)
+        shard.sample(segments, (Sampling(temperature=0.7, top_p=0.9),) * len(segments), hidden, dtype)
+
+    *others, last = range(slots)
+    start = context - PASS_ROWS - ANSWER_TOKENS
+    go((*(Segment(slot, 0, 2, sample=True) for slot in others), Segment(last, 0, start, sample=False)))
+    answers = (Segment(slot, 2, 1, sample=True) for slot in others)
+    go((*answers, Segment(last, start, PASS_ROWS, sample=True)))
+    for turn in range(ANSWER_TOKENS):
+        running = (Segment(slot, 3 + turn, 1, sample=True) for slot in others)
+        go((*running, Segment(last, start + PASS_ROWS + turn, 1, sample=True)))
+
+
+def main(folder: Path, dtype: str, slots: int, context: int) -> None:
+    """Measure and print."""
+    ops = TorchOps("cpu", dtype, threads=1)
+    checkpoint = open_checkpoint(folder)
+    planned = planned_bytes(ops, checkpoint, slots, context)
+    forget_peak()
+    before = resident("VmRSS")
+    blocks = BlockRange(0, checkpoint.config.blocks)
+    shard = load_shard(ops, checkpoint, blocks, holds_head=True, slots=slots, context=context)
+    loaded = resident("VmHWM") - before
+    serve(shard, dtype, slots, context)
+    peak = resident("VmHWM") - before
+    sys.stdout.write(json.dumps({"planned_bytes": planned, "loaded_bytes": loaded, "peak_bytes": peak}) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,93 @@
+"""What a plan counts against what a process takes, and the arithmetic behind it."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kafila.shard.config import parse_config
+from kafila.shard.manifest import expected_tensors, model_manifest
+from kafila.shard.torch_ops import TorchOps
+from kafila.shard.workspace import block_memory_bytes, head_memory_bytes, workspace_bytes
+from tests.shard.test_config import LLAMA
+
+TINY = parse_config(json.dumps(LLAMA))
+LARGE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2560,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 12000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+
+
+def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int) -> Path:
+    """A checkpoint in bfloat16 with weights of one pattern, written without a tensor library."""
+    text = json.dumps({**LARGE, "num_hidden_layers": blocks, "tie_word_embeddings": tied, "hidden_size": hidden})
+    (folder / "config.json").write_text(text)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in expected_tensors(parse_config(text)).items():
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + 2 * prod(shape)]}
+        end += 2 * prod(shape)
+    encoded = json.dumps(header).encode()
+    pattern = (np.random.default_rng(0).standard_normal(1 << 20, np.float32) * 0.03).view(np.uint32) >> 16
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        file.write(np.resize(pattern.astype("<u2"), end // 2).tobytes())
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+@pytest.mark.parametrize(
+    ("dtype", "blocks", "tied", "hidden"),
+    [("bfloat16", 11, True, 1024), ("bfloat16", 8, False, 768), ("float32", 6, False, 1024)],
+)
+def test_nothing_takes_more_than_the_plan_admitted_and_little_less(
+    tmp_path: Path, dtype: str, blocks: int, tied: bool, hidden: int
+) -> None:
+    folder = large_checkpoint(tmp_path, blocks, tied=tied, hidden=hidden)
+    command = [sys.executable, "-m", "tests.shard.memory_child", str(folder), dtype, "4", "640"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0.85 * found["planned_bytes"] <= found["peak_bytes"] <= found["planned_bytes"], found
+
+
+def test_padding_is_counted() -> None:
+    smollm2 = replace(TINY, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536, tied=True, vocab=49152)
+    plain = model_manifest("m", smollm2, "bfloat16")
+    packed, dense = TorchOps("cpu", "bfloat16", threads=1), TorchOps("cpu", "float32", threads=1)
+    # As measured by its resident memory: rows of 576 are packed as 1024.
+    assert block_memory_bytes(packed, smollm2) / plain.block_bytes == pytest.approx(1.58, abs=0.01)
+    assert head_memory_bytes(packed, smollm2) / plain.head_bytes == pytest.approx(1024 / 576, abs=0.01)
+    assert block_memory_bytes(dense, smollm2) == 2 * plain.block_bytes
+    assert head_memory_bytes(dense, smollm2) == 2 * plain.head_bytes
+
+
+def test_an_embedding_of_its_own_stays_in_its_file_on_a_cpu() -> None:
+    ops = TorchOps("cpu", "float32", threads=1)
+    tied, untied = replace(TINY, tied=True), replace(TINY, tied=False)
+    assert head_memory_bytes(ops, untied) == head_memory_bytes(ops, tied)
+
+
+def test_a_workspace_grows_with_what_is_served() -> None:
+    least = workspace_bytes(TINY, context=64, slots=1)
+    assert workspace_bytes(TINY, context=4096, slots=1) > least
+    assert workspace_bytes(replace(TINY, vocab=200_000), context=64, slots=8) > least
+    assert workspace_bytes(replace(TINY, intermediate=10**6), context=64, slots=1) > least
