@@ -75,6 +75,8 @@ class _Answer:
     text: TextStream
     prompt_tokens: int
     asked_at: float
+    place: int = 0
+    """In the queue, as it was told last."""
     started_at: float | None = None
     reused_tokens: int = 0
     first_token_at: float | None = None
@@ -160,8 +162,7 @@ class Head(Stage):
         match self._scheduler.submit(request):
             case Verdict.ACCEPTED:
                 self._answers[ask.request] = _Answer(ask, self._language.stream(question.stop), len(prompt), now)
-                if (place := self._scheduler.position(ask.request)) is not None:
-                    self._say(ask, "", note=f"waiting: {place} in the queue")
+                self._tell_place(self._answers[ask.request])
             case Verdict.TOO_LONG:
                 text = (
                     f"the conversation is {len(prompt)} tokens, and the session holds {self.place.context}: "
@@ -176,6 +177,13 @@ class Head(Stage):
 
     def _refuse(self, ask: Ask, reason: FinishReason, note: str) -> None:
         self._say(ask, "", finish=reason, note=note)
+
+    def _tell_place(self, answer: _Answer) -> None:
+        """Who waits hears where in the queue, and again when that changes."""
+        place = self._scheduler.position(answer.ask.request)
+        if place is not None and place != answer.place:
+            answer.place = place
+            self._say(answer.ask, "", note=f"waiting: {place} in the queue")
 
     def _say(self, ask: Ask, delta: str, *, finish: FinishReason | None = None, note: str = "") -> None:
         self._emit(Text(ask.request, ask.asker, delta, finish, note))
@@ -224,6 +232,8 @@ class Head(Stage):
         match event:
             case Started(_, reused):
                 answer.started_at, answer.reused_tokens = now, reused
+                for waiting in self._answers.values():
+                    self._tell_place(waiting)
             case Token(_, token):
                 self._token(answer, token, now)
             case Finished():
@@ -242,7 +252,8 @@ class Head(Stage):
 
     def _finished(self, answer: _Answer, event: Finished) -> None:
         del self._answers[event.name]
-        note = "the session's context is full" if event.reason is FinishReason.CONTEXT else ""
+        full = f"the session's context of {self.place.context} tokens is full: /reset, or host with a larger --context"
+        note = full if event.reason is FinishReason.CONTEXT else ""
         self._emit(replace(self._told_so_far(answer, answer.text.finish()), finish=event.reason, note=note))
 
     def result(self, result: Result, now: float) -> None:

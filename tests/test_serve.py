@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from kafila.ring.frames import (
 from kafila.serve import BatchDone, Broken, Lately, Place, Said, Send, Stage
 from kafila.shard.worker import Failed, Forwarded
 from kafila.types import FinishReason, NodeId, Question, Sampling, Segment
+from kafila.visit import Visit
 from tests.standin import WORDS, Letters, StandInShard, solo_tokens
 
 CONTEXT = 40
@@ -36,14 +38,24 @@ def node(n: int) -> NodeId:
 
 
 class Ring:
-    """Members joined by ordered queues. ``step`` makes one thing happen: a job is done or a message arrives."""
+    """Members joined by ordered queues. ``step`` makes one thing happen: a job is done or a message arrives.
 
-    def __init__(self, members: int) -> None:
+    ``guests`` are linked with the head, each by a queue either way, and stand behind the members in every list.
+    """
+
+    def __init__(self, members: int, guests: int = 0) -> None:
         ids = tuple(node(n) for n in range(members))
         places = [Place(me, ids, 1, 1, "float32", SLOTS, CONTEXT) for me in ids]
         self.stages: list[Stage] = [Head(places[0], Letters(), 0.0), *map(Stage, places[1:])]
+        self.head = self.stages[0]
+        self.members = members
+        self.guests = [node(n) for n in range(members, members + guests)]
         self.shards = [StandInShard(salt) for salt in range(members)]
-        self.wires: list[deque[Send]] = [deque() for _ in ids]
+        self.wires: list[deque[Send]] = [deque() for _ in range(members + 2 * guests)]
+        for guest in self.guests:
+            assert isinstance(self.head, Head)
+            self.head.guest_came(guest)
+            self.stages.append(Visit(replace(places[0], me=guest)))
         self.texts: dict[str, list[Text]] = {}
         self.batches: list[BatchDone] = []
         self.stats: list[Stats] = []
@@ -53,7 +65,7 @@ class Ring:
     def collect(self) -> None:
         for n, stage in enumerate(self.stages):
             while (send := stage.next_send()) is not None:
-                self.wires[(n + 1) % len(self.stages)].append(send)
+                self.wires[self._wire(n, send)].append(send)
             while (event := stage.next_event()) is not None:
                 match event:
                     case Said(text):
@@ -70,6 +82,7 @@ class Ring:
         self.collect()
         self.now += 0.01
         choices = [(n, job) for n, stage in enumerate(self.stages) if (job := stage.next_job()) is not None]
+        assert all(n < self.members for n, _ in choices), "a guest computes nothing"
         if choices:
             # Workers keep the order of their jobs, so each does its own at once; what varies is when messages arrive.
             for n, job in choices:
@@ -80,8 +93,18 @@ class Ring:
             return False
         n = busy[pick % len(busy)]
         send = self.wires[n].popleft()
-        self.stages[n].receive(send.bulk, send.data, self.now)
+        if n < len(self.stages):
+            self.stages[n].receive(send.bulk, send.data, self.now)
+        else:  # from a guest to the head
+            assert isinstance(self.head, Head)
+            self.head.receive_guest(node(n - len(self.guests)), send.data, self.now)
         return True
+
+    def _wire(self, n: int, send: Send) -> int:
+        """To the next member, to a guest, or, behind all those, from a guest to the head."""
+        if n >= self.members:
+            return n + len(self.guests)
+        return (n + 1) % self.members if send.guest is None else self.members + self.guests.index(send.guest)
 
     def run(self, picks: Sequence[int] = ()) -> None:
         for pick in picks:
@@ -109,7 +132,7 @@ def solo(words: str, members: int, sampling: Sampling, max_tokens: int) -> str:
 
 
 questions = st.tuples(
-    st.integers(0, 3),
+    st.integers(0, 5),
     st.lists(st.sampled_from(WORDS[1:]), min_size=1, max_size=12).map(" ".join),
     st.builds(
         Sampling,
@@ -124,22 +147,23 @@ questions = st.tuples(
 
 @given(
     st.integers(1, 4),
+    st.integers(0, 2),
     st.lists(questions, min_size=1, max_size=7),
     st.lists(st.integers(0, 9), max_size=80),
 )
 def test_every_answer_is_its_solo_answer_whatever_else_is_asked(
-    members: int, asked: list[tuple[int, str, Sampling, int]], picks: list[int]
+    members: int, guests: int, asked: list[tuple[int, str, Sampling, int]], picks: list[int]
 ) -> None:
-    ring = Ring(members)
+    ring = Ring(members, guests)
     for n, (asker, words, sampling, max_tokens) in enumerate(asked):
-        who = asker % members
+        who = asker % (members + guests)
         ring.stages[who].ask(ask(n, who, words, sampling=sampling, max_tokens=max_tokens), ring.now)
         for pick in picks[n * 5 : n * 5 + 5]:
             ring.step(pick)
     ring.run(picks)
     assert not ring.broken
     for n, (asker, words, sampling, max_tokens) in enumerate(asked):
-        request = f"{asker % members}-{n}"
+        request = f"{asker % (members + guests)}-{n}"
         assert ring.answer(request) == solo(words, members, sampling, max_tokens)
         assert ring.finish(request) is not None
         reported = [logprobs for text in ring.texts[request] for logprobs in text.logprobs]
@@ -276,3 +300,62 @@ def test_a_member_cannot_ask_in_the_name_of_the_one_it_sends_to() -> None:
     ring.stages[1].receive(False, encode_control(Cancel("1-0", node(1))), 0.0)
     ring.collect()
     assert ring.broken
+
+
+def test_a_guest_speaks_for_itself_alone_and_nonsense_of_its_changes_nothing() -> None:
+    ring = Ring(2, guests=1)
+    head, guest, member = ring.head, node(2), node(1)
+    assert isinstance(head, Head)
+    ring.stages[1].ask(ask(0, 1, "a b"), 0.0)
+    for data in (
+        encode_control(Cancel("1-0", member)),
+        encode_control(Cancel("1-0", guest)),
+        encode_control(ask(1, 1, "c d")),
+        encode_control(Text("1-0", member, "not the head's word")),
+        encode_control(Stats(member, (), 0.0)),
+        b"",
+        b"\x01nonsense",
+    ):
+        head.receive_guest(guest, data, 0.0)
+    head.receive_guest(NodeId(b"stranger"), encode_control(Ask("x", NodeId(b"stranger"), Question())), 0.0)
+    ring.run()
+    assert not ring.broken
+    assert list(ring.texts) == ["1-0"]
+    assert ring.answer("1-0") == solo("a b", 2, Sampling(), 0)
+
+
+@pytest.mark.parametrize(
+    "data", [encode_control(Ask("x", node(0), Question())), encode_control(Text("x", node(0), "")), b""]
+)
+def test_a_guest_takes_nothing_that_is_anothers(data: bytes) -> None:
+    ring = Ring(1, guests=1)
+    ring.stages[1].receive(False, data, 0.0)
+    ring.collect()
+    assert ring.broken
+
+
+@given(st.integers(0, 60), st.lists(st.integers(0, 9), max_size=60))
+def test_a_guest_that_leaves_frees_its_slots_at_once(after: int, picks: list[int]) -> None:
+    ring = Ring(2, guests=1)
+    for n in range(SLOTS + 2):
+        ring.stages[2].ask(ask(n, 2, "a b c"), 0.0)
+    for step in range(after):
+        ring.step(picks[step % len(picks)] if picks else 0)
+    assert isinstance(ring.head, Head)
+    ring.head.guest_left(node(2), ring.now)
+    ring.stages[1].ask(ask(0, 1, "d e"), ring.now)
+    ring.run(picks)
+    assert not ring.broken
+    assert ring.answer("1-0") == solo("d e", 2, Sampling(), 0)
+    assert ring.texts["1-0"][-1].queue_s == 0.0, "it waited for somebody who has left"
+
+
+def test_who_waits_hears_when_the_queue_moves() -> None:
+    ring = Ring(1)
+    for n in range(SLOTS + 3):
+        ring.stages[0].ask(ask(n, 0, "a b", max_tokens=2), 0.0)
+    ring.run()
+    places = [int(text.note.split()[1]) for text in ring.texts[f"0-{SLOTS + 2}"] if text.note]
+    assert places[0] == 3
+    assert places == sorted(set(places), reverse=True)
+    assert len(places) > 1
