@@ -157,6 +157,10 @@ class Reachability:
         self._protocol = None
         if isinstance(event, PortMapped) and event.external.host == self._seen_host:
             mapped, self._protocol = event.external, event.protocol
+        elif isinstance(event, PortMapped):
+            self._hearing.tell(
+                f"the gateway says it opened a port at {event.external.host}, which is not where we are seen: not used"
+            )
         report = self.sight.report and replace(self.sight.report, port_mapping=self._protocol)
         if mapped != self.sight.mapped:
             self.sight = replace(self.sight, mapped=mapped, report=report)

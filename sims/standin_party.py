@@ -11,6 +11,7 @@ import trio
 from kafila.backend import Duty
 from kafila.errors import KafilaError
 from kafila.head import Language
+from kafila.nat.driver import OpenStream
 from kafila.net import Network
 from kafila.node import Node, run_node
 from kafila.planning import Wishes
@@ -160,6 +161,8 @@ class Guest:
         self.start_at_once = False
         self.stun: tuple[HostPort, ...] = ()
         self.port_mapping = True
+        self.open_stream: OpenStream | None = None
+        """To a gateway that speaks UPnP."""
 
     async def gather(self, node: Node) -> None:
         if self.start_at_once:
@@ -181,7 +184,7 @@ class Guest:
                     self.screen,
                     self.facts,
                     self,
-                    routers=Routers(self._gateways),
+                    routers=Routers(self._gateways, self.open_stream),
                 )
         except KafilaError as error:
             self.error = error

@@ -32,6 +32,7 @@ from sims.net import Machine
 from sims.portmap_server import Honesty, PortMapServer
 from sims.ports import Preserving, RandomPorts, Sequential
 from sims.topology import Nat, VirtualNetwork
+from sims.upnp_server import UpnpServer
 from tests.nat.stun_world import PORTS as STUN_PORTS
 from tests.nat.stun_world import StunWorld
 from tests.party import Guest, Party, answer_of, solo
@@ -259,37 +260,48 @@ async def test_no_sockets_to_spare_for_a_birthday_do_no_harm(
         assert await answer_of(guests[1], QUESTION) == solo(QUESTION, firsts(guests))
 
 
-async def form_with_gateway(w: World, honesty: Honesty, *, ask: bool = True) -> tuple[list[Guest], PortMapServer]:
+async def form_with_gateway(w: World, service: PortMapServer | UpnpServer, *, ask: bool = True) -> list[Guest]:
     habits = {"mapping": Mapping.APDM, "filtering": Filtering.APDF, "ports": Preserving()}
     homes = [w.home(name, **habits) for name in ("host", "friend")]
-    homes[1].service = service = PortMapServer(honesty)
+    homes[1].service = service
     guests = [w.at(home, name) for home, name in zip(homes, ("host", "friend"), strict=True)]
     guests[1].port_mapping = ask
+    if isinstance(service, UpnpServer):
+        guests[1].open_stream = service.streams(homes[1])
     await w.form(guests)
     await trio.sleep(5)
-    return guests, service
+    return guests
 
 
-async def test_a_port_that_the_gateway_opens_makes_a_hopeless_pair_direct(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("kind", [PortMapServer, UpnpServer])
+async def test_a_port_that_the_gateway_opens_makes_a_hopeless_pair_direct(
+    kind: type[PortMapServer | UpnpServer], autojump_clock: MockClock
+) -> None:
     async with world() as w:
-        guests, _ = await form_with_gateway(w, Honesty.HONEST)
+        guests = await form_with_gateway(w, kind(Honesty.HONEST))
         assert CandidateKind.MAPPED in kinds_told_by(guests[1])
         assert link_kinds(*guests) == [PathKind.DIRECT] * 2
 
 
+@pytest.mark.parametrize("kind", [PortMapServer, UpnpServer])
 @pytest.mark.parametrize("honesty", [each for each in Honesty if each is not Honesty.HONEST])
-async def test_what_a_gateway_says_falsely_does_no_harm(honesty: Honesty, autojump_clock: MockClock) -> None:
+async def test_what_a_gateway_says_falsely_does_no_harm(
+    kind: type[PortMapServer | UpnpServer], honesty: Honesty, autojump_clock: MockClock
+) -> None:
     async with world() as w:
-        guests, _ = await form_with_gateway(w, honesty)
+        guests = await form_with_gateway(w, kind(honesty))
         told = kinds_told_by(guests[1])
         assert CandidateKind.MAPPED not in told or honesty is Honesty.NO_MAPPING
+        warned = any("the gateway says it opened a port at 11.254.254.254" in line for line in guests[1].screen.lines)
+        assert warned is (honesty is Honesty.WRONG_ADDRESS)
         for guest in guests:
             assert await answer_of(guest, QUESTION) == solo(QUESTION, firsts(guests))
 
 
 async def test_the_gateway_is_not_asked_where_the_owner_forbids_or_no_nat_is(autojump_clock: MockClock) -> None:
     async with world() as w:
-        _, service = await form_with_gateway(w, Honesty.HONEST, ask=False)
+        service = PortMapServer()
+        await form_with_gateway(w, service, ask=False)
         assert service.requests == 0
     async with world() as w:
         home = w.home("shared")

@@ -133,6 +133,20 @@ class KeepaliveShortened:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class MappingMoved:
+    """The peer sees us elsewhere than before: a NAT gave us another port or address under a path in use."""
+
+    address: Address
+    """The peer's."""
+    observed: Address
+    before: Address
+
+    def __str__(self) -> str:
+        seen, before = show_address(self.observed), show_address(self.before)
+        return f"a NAT moved us: {show_address(self.address)} sees us at {seen}, before at {before}"
+
+
 Event = (
     PathChanged
     | DatagramSizeChanged
@@ -142,6 +156,7 @@ Event = (
     | PathTooNarrow
     | PunchFailed
     | KeepaliveShortened
+    | MappingMoved
 )
 
 

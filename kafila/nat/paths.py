@@ -249,7 +249,9 @@ class PeerPaths:
         if path is None:
             return
         if ack.observed is not None:
-            if path.observed not in {None, ack.observed}:
+            if path.observed is not None and path.observed != ack.observed:
+                if path is self._chosen:
+                    self._events.append(events.MappingMoved(path.address, ack.observed, path.observed))
                 self._mapping_forgotten(ping.idle_s)
             path.observed = ack.observed
         if path.state is not PathState.USABLE:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import trio
 
-from kafila.nat.events import PathSilent
+from kafila.nat.events import MappingMoved, PathSilent
 from kafila.types import PathKind
 from sims.nat import Mapping, Refresh
 from sims.scenarios.common import connect, latest_rtts, settle, still_direct
@@ -229,6 +229,8 @@ async def _mapping_moves(net: VirtualNetwork, *, keep_old: bool) -> Outcome:
         silences = [flow.longest_silence(moved, moved + 6) for flow in flows]
         await settle(*flows)
         still_direct(link)
+        told = any(isinstance(event.news, MappingMoved | PathSilent) for me, _ in link.ends for _, event in me.news)
+        expect(told, "nobody was told that a NAT moved a mapping")
         return Outcome(figures | {"longest_silence_ms": [1e3 * s for s in silences]})
 
 

@@ -7,6 +7,7 @@ from kafila.nat.events import (
     DatagramSizeChanged,
     EventLog,
     KeepaliveShortened,
+    MappingMoved,
     PathChanged,
     PathLost,
     PathNarrowed,
@@ -34,6 +35,8 @@ def test_lines() -> None:
     assert str(PunchFailed(1, 5.0)) == "no direct path to any of 1 address, relayed; next try in 5 s"
     assert str(PunchFailed(0, 5.0)) == "the peer has no address that can be tried directly, staying on the relay"
     assert str(DatagramSizeChanged(1200, 1452)) == ("path stopped carrying 1452-byte datagrams, using 1200 bytes")
+    moved = MappingMoved(LAN, Address("198.51.100.7", 22_921), Address("198.51.100.7", 5000))
+    assert str(moved) == "a NAT moved us: 192.168.1.7:4242 sees us at 198.51.100.7:22921, before at 198.51.100.7:5000"
     for event in (PathLost(LAN), PathTooNarrow(LAN), PathNarrowed(LAN, 1452), KeepaliveShortened(14.0, 7.0)):
         assert "\n" not in str(event)
         assert len(str(event)) > 20
