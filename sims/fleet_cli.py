@@ -11,7 +11,7 @@ import click
 from kafila.errors import UsageError
 from kafila.members import MAX_NAME_CHARS
 from kafila.plan import Allocation, Objective
-from sims.fleet.place import Net
+from sims.fleet.place import Net, with_relayed_edge
 from sims.fleet.run import run_all, sessions_of
 from sims.fleet.trial import Refused, Summary, Trial, summary
 from sims.fleet.words import describe, figures
@@ -36,7 +36,8 @@ from sims.models import PAPER_MODELS, load_model
     "--network",
     type=click.Choice([kind.value for kind in Net]),
     help="overhead: the paper's own share of a token; geography: fibre distances and the paper's relays; paths: fibre "
-    "distances and whatever paths our engine finds.  [default: overhead for the paper's fleets, else paths]",
+    "distances and whatever paths our engine finds.  [default: overhead for the paper's fleets; else geography where "
+    "the file has relayed edges, paths where not]",
 )
 @click.option("--batching/--no-batching", default=True, help="Whether requests are computed together. [default: yes]")
 @click.option("--pin-head", is_flag=True, help="Ablation: the head stays where the session was opened.")
@@ -82,7 +83,7 @@ def fleet(
     trial = Trial(
         fleet=fleet,
         model=model,
-        network=_network(fleet, network),
+        network=_network(fleet, loaded, network),
         allocation=Allocation(allocation),
         objective=Objective(objective),
         users=users,
@@ -118,10 +119,12 @@ def check_names(fleet: Fleet) -> None:
             )
 
 
-def _network(fleet: str, stated: str | None) -> Net:
+def _network(fleet: str, loaded: Fleet, stated: str | None) -> Net:
     ours = fleet.lower() not in PAPER_FLEETS
     if stated is None:
-        return Net.PATHS if ours else Net.OVERHEAD
+        if not ours:
+            return Net.OVERHEAD
+        return Net.GEOGRAPHY if with_relayed_edge(loaded) else Net.PATHS
     if ours and stated == Net.OVERHEAD.value:
         raise UsageError("--network overhead is known of the paper's fleets alone: leave it out")
     return Net(stated)

@@ -13,7 +13,7 @@ from kafila.question import conversation
 from kafila.reachability import Routers
 from kafila.ring.invite import HostPort, SessionCode, parse_code
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
-from kafila.types import PathKind, Question
+from kafila.types import FinishReason, PathKind, Question
 from sims.fleet.shard import SimulatedBackend
 from sims.net import Machine
 
@@ -131,6 +131,8 @@ class Member:
         finish: Mapping[str, Any] = {}
         async with self._node.answer(question) as parts:
             async for part in parts:
+                if part.finish not in {None, FinishReason.LENGTH}:
+                    raise SessionError(f"{self.name} was not answered: {part.note or part.finish}")
                 finish = {
                     "answer_tokens": part.answer_tokens,
                     "first_token_s": part.queue_s + part.prefill_s,

@@ -11,11 +11,10 @@ the paper (Section V-B).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from enum import Enum
 from itertools import combinations
 
-from kafila.plan.order import predicted_kind
 from kafila.types import NatClass, PathKind
 from sims.filtering import Filtering
 from sims.fleets import PAPER_FLEETS, Fleet
@@ -52,8 +51,9 @@ _HABITS: dict[NatClass, Habits] = {
 """Of each class the NAT that behaves as the paper's Table III shows."""
 
 
-def relayed_in_paper(fleet: Fleet) -> set[int]:
-    """Members that an edge of the file relays to."""
+def with_relayed_edge(fleet: Fleet) -> set[int]:
+    """Members of whom the file says that an edge relays; behind NATs that nothing crosses, every edge between two of
+    them does."""
     return {place for pair, edge in fleet.edges.items() if edge.kind is PathKind.RELAYED for place in pair}
 
 
@@ -70,7 +70,7 @@ class Ground:
             room = net.nat("router", **_HABITS[NatClass.ORDINARY])
             self.machines = [self._beside(room, place, edge_s, JUMBO_BYTES) for place in range(len(fleet.members))]
         else:
-            strict = relayed_in_paper(fleet) if network is Net.GEOGRAPHY else set()
+            strict = with_relayed_edge(fleet) if network is Net.GEOGRAPHY else set()
             self.machines = self._at_home(strict)
             self._spread()
         for place, machine in enumerate(self.machines):
@@ -115,27 +115,17 @@ class Ground:
         return lans[0] is not None and lans[0] == lans[1]
 
     def _distance_s(self, one: int, other: int) -> float:
-        """A direct path's round trip: measured, by fibre, or at least the difference to the rendezvous."""
+        """A direct path's round trip: measured, by fibre, or the longer way to the rendezvous."""
         fleet = self._fleet
         edge = fleet.edges.get((one, other))
         here, there = fleet.sites[one], fleet.sites[other]
-        if here is not None and there is not None:
-            return fibre_rtt_s(here, there)
         if edge is not None and edge.kind is PathKind.DIRECT and edge.rtt_s is not None:
             return max(edge.rtt_s - 2 * fleet.hop_s, 0.0)
-        # Through the middle between them and the rendezvous: longer than the difference, shorter than the detour.
+        if here is not None and there is not None:
+            return fibre_rtt_s(here, there)
+        # Between the difference of the ways to the rendezvous and their sum.
         return max(self._rendezvous_rtt_s(one), self._rendezvous_rtt_s(other))
 
 
 def _wire(rate: float | None) -> Quality:
     return PERFECT if rate is None else Quality(rate_bytes_per_s=rate, queue_bytes=UPLINK_QUEUE_BYTES)
-
-
-def expected_kinds(fleet: Fleet, order: Sequence[int]) -> list[PathKind]:
-    """The ring's edges as the file or the classes have them, for the order given."""
-    kinds = []
-    for one, other in zip(order, [*order[1:], order[0]], strict=True):
-        edge = fleet.edges.get((min(one, other), max(one, other)))
-        members = fleet.members
-        kinds.append(predicted_kind(members[one].nat, members[other].nat) if edge is None else edge.kind)
-    return kinds

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from kafila.errors import PlanDeclined, SessionError
+from kafila.errors import KafilaError, PlanDeclined, SessionError
 from kafila.plan import Objective, Plan
 from kafila.plan.head import HEAD_MARGIN
 from kafila.planning import Wishes
@@ -54,9 +54,20 @@ def run_fleet(
     gc.disable()  # nothing here makes enough rubbish to be looked for
     try:
         return run_virtual(_Session(trial, fleet, devices, edge_s, began).run, seed=trial.seed)
+    except BaseExceptionGroup as group:
+        # Nurseries wrap what their tasks raise; what a person is told of is one of our own errors.
+        ours, others = group.split(KafilaError)
+        if ours is None or others is not None:
+            raise
+        raise _first(ours) from None
     finally:
         gc.unfreeze()  # a node freezes what it holds when it begins to serve; here others follow
         gc.enable()
+
+
+def _first(group: BaseExceptionGroup[KafilaError]) -> KafilaError:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _drawn(trial: Trial) -> tuple[Fleet, list[Device]]:
