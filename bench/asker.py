@@ -134,10 +134,12 @@ def _question(asked: Asked) -> Question:
     return Question(conversation(*turns), sampling=sampling, max_tokens=asked.tokens)
 
 
-def _stop_ids() -> Sequence[int]:
-    config = json.loads((Path(sys.argv[1]) / "config.json").read_text())
-    ids = config["eos_token_id"]
-    return ids if isinstance(ids, list) else [ids]
+def _stop_ids() -> set[int]:
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        ids = json.loads((Path(sys.argv[1]) / name).read_text()).get("eos_token_id")
+        found |= set(ids) if isinstance(ids, list) else {ids} - {None}
+    return found
 
 
 def main() -> None:
