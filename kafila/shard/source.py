@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 from kafila.errors import FetchFailed, UsageError
 
 _HUB_NAME = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[^@\s]+))?", re.ASCII)
+_HUB_PAGE = re.compile(r"(?P<repository>[\w][\w.-]*/[\w][\w.-]*)(/tree/(?P<revision>[^/?#\s]+))?/?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
 """The hub's default revision."""
@@ -106,7 +107,7 @@ def parse_source(text: str) -> Source:
     A folder that exists is meant even where its path looks like a repository's name.
     """
     if text.startswith(("http://", "https://")):
-        return _web(text)
+        return _hub_page(text) or _web(text)
     path = Path(text).expanduser()
     match = _HUB_NAME.fullmatch(text)
     if match is None or path.exists():
@@ -126,6 +127,16 @@ def signed_in(source: Hub) -> Hub:
         ) from error
     token = get_token()
     return replace(source, headers={"Authorization": f"Bearer {token}"} if token else {})
+
+
+def _hub_page(text: str) -> Hub | None:
+    """The repository whose page a person has copied the address of; None for other addresses."""
+    try:
+        page = text.removeprefix(hub_endpoint() + "/")
+    except ModuleNotFoundError:
+        return None
+    match = _HUB_PAGE.fullmatch(page)
+    return None if match is None else Hub(match["repository"], match["revision"] or MAIN)
 
 
 def _web(text: str) -> Web:

@@ -30,6 +30,15 @@ def test_folders_addresses_and_names(text: str, source: Source) -> None:
     assert parse_source(text) == source
 
 
+def test_the_address_of_a_hub_page_means_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafila.shard.source.hub_endpoint", lambda: "https://hub.example")
+    assert parse_source("https://hub.example/org/name") == Hub("org/name")
+    assert parse_source("https://hub.example/org/name/") == Hub("org/name")
+    assert parse_source("https://hub.example/org/name/tree/v2") == Hub("org/name", "v2")
+    assert parse_source("https://hub.example/org/name/a/b") == Web("https://hub.example/org/name/a/b/")
+    assert parse_source("https://host.example/org/name") == Web("https://host.example/org/name/")
+
+
 def test_a_folder_that_exists_is_meant_even_if_it_looks_like_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
