@@ -5,8 +5,9 @@
 The text is ``perplexity.txt`` beside this file, read in windows of `WINDOW` tokens, every token judged by all before it
 in its window. ``int8_loss`` and ``int4_loss`` are how much perplexity rises, as a share of bfloat16's. ``matched_grid``
 is the share of the checkpoint's groups of 32 weights that hold no more than 16 different values: a model that was once
-quantized to 4 bits in such groups (the demonstration model is) loses next to nothing when it is again, and a figure with
-a grid near 1 says so little about others. ``int4_groups_of_64_loss`` is for comparison: no group of 64 fits that grid.
+quantized to 4 bits in such groups (the demonstration model is) loses next to nothing when it is again, and a figure
+with a grid near 1 so says little about others. ``int4_groups_of_64_loss`` is for comparison: no group of 64 fits that
+grid.
 """
 
 from __future__ import annotations

@@ -189,3 +189,48 @@ def packed_block(
     x.add_(packed_linear(y, o))
     y = packed_linear(rms_norm(x, mlp_weight, mlp_floor), up_gate)
     return x.add_(packed_linear(silu_gate(y), down))
+
+
+@compiled
+def few_bits_linear(
+    x: Tensor,
+    index: int,
+    packed: List[Optional[PackedWeight]],
+    planes: List[List[Tensor]],
+    groups: List[int],
+    biases: List[Optional[Tensor]],
+) -> Tensor:
+    """`int8_linear` or `int4_linear`, by what there is at ``index``."""
+    weight = packed[index]
+    if weight is not None:
+        return int8_linear(x, weight, biases[index])
+    return int4_linear(x, planes[index], groups[index], biases[index])
+
+
+@compiled
+def few_bits_block(
+    x: Tensor,
+    attention_weight: Tensor,
+    attention_floor: Tensor,
+    qk_weight: Optional[Tensor],
+    qk_floor: Tensor,
+    mlp_weight: Tensor,
+    mlp_floor: Tensor,
+    packed: List[Optional[PackedWeight]],
+    planes: List[List[Tensor]],
+    groups: List[int],
+    biases: List[Optional[Tensor]],
+    kv: Tensor,
+    rope: Tensor,
+    spans: List[int],
+    masks: List[Tensor],
+    heads: int,
+    kv_heads: int,
+    window: int,
+) -> Tensor:
+    """`packed_block` over matrices in few bits, in the order qkv, o, up_gate, down. ``x`` is reused."""
+    y = few_bits_linear(rms_norm(x, attention_weight, attention_floor), 0, packed, planes, groups, biases)
+    y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window)
+    x.add_(few_bits_linear(y, 1, packed, planes, groups, biases))
+    y = few_bits_linear(rms_norm(x, mlp_weight, mlp_floor), 2, packed, planes, groups, biases)
+    return x.add_(few_bits_linear(silu_gate(y), 3, packed, planes, groups, biases))

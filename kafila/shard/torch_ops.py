@@ -294,8 +294,11 @@ class TorchOps:
     def fused_block(
         self, weights: BlockWeights[Tensor], shape: AttentionShape
     ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor] | None:
-        """`torch_kernels.packed_block` with everything bound, if all four matrices are packed."""
+        """`torch_kernels.packed_block` or ``few_bits_block`` with everything bound, if all four matrices are of a kind
+        that one of them takes."""
         matrices = (weights.qkv, weights.o, weights.up_gate, weights.down)
+        if few := few_bits.parts_of(matrices):
+            return self._few_bits_block(weights, shape, few)
         qkv, o, up_gate, down = (m.packed if isinstance(m, PackedMatrix) else None for m in matrices)
         if any(packed is None for packed in (qkv, o, up_gate, down)):
             return None
@@ -311,6 +314,23 @@ class TorchOps:
             return run(
                 x, first.weight, first.epsilon, qkv, qk_weight, qk_floor, o, second.weight, second.epsilon,
                 up_gate, down, kv, placement.rope, placement.spans, masks, heads, kv_heads, window,
+            )  # fmt: skip
+
+        return block
+
+    def _few_bits_block(
+        self, weights: BlockWeights[Tensor], shape: AttentionShape, parts: few_bits.Parts
+    ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor]:
+        first, second, qk = weights.attention_norm, weights.mlp_norm, weights.qk_norm
+        qk_weight, qk_floor = (None, self._no_mask) if qk is None else (qk.weight, qk.epsilon)
+        heads, kv_heads, window = shape.heads, shape.kv_heads, shape.window
+        run, masks_of = kernels.few_bits_block, self._masks
+
+        def block(x: Tensor, kv: Tensor, placement: Placement[Tensor]) -> Tensor:
+            masks = placement.masks.get(window) or masks_of(placement, window)
+            return run(
+                x, first.weight, first.epsilon, qk_weight, qk_floor, second.weight, second.epsilon,
+                *parts, kv, placement.rope, placement.spans, masks, heads, kv_heads, window,
             )  # fmt: skip
 
         return block

@@ -120,6 +120,26 @@ def _exact(half: Tensor, values: Tensor) -> bool:
     return bool(((half - values).abs() <= values.abs() / 1024).all())
 
 
+Parts = tuple[list[Any], list[list[Tensor]], list[int], list[Tensor | None]]
+"""What `torch_kernels.few_bits_block` takes of its matrices: packed 8-bit weights, planes, groups and biases."""
+
+
+def parts_of(matrices: Sequence[object]) -> Parts | None:
+    """None unless all are `RowMatrix` or `Int4Matrix`."""
+    packed: list[Any] = []
+    planes: list[list[Tensor]] = []
+    groups: list[int] = []
+    biases: list[Tensor | None] = []
+    for matrix in matrices:
+        if not isinstance(matrix, RowMatrix | Int4Matrix):
+            return None
+        packed.append(matrix.packed if isinstance(matrix, RowMatrix) else None)
+        planes.append(matrix.planes if isinstance(matrix, Int4Matrix) else [])
+        groups.append(matrix.group if isinstance(matrix, Int4Matrix) else 0)
+        biases.append(matrix.bias)
+    return packed, planes, groups, biases
+
+
 def can_pack_int8() -> bool:
     """Whether this torch has FBGEMM's integer kernels and the processor can run them."""
     return "fbgemm" in torch.backends.quantized.supported_engines and all(

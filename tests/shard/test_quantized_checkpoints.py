@@ -223,3 +223,24 @@ def test_what_is_read_is_what_numpy_reads(pairs: Pairs) -> None:
     checkpoint = open_checkpoint(stored)
     scales = read_tensor(stored, checkpoint.tensors[f"{DOWN}.scales"])
     np.testing.assert_array_equal(to_float32(scales), load_file(stored / SINGLE)[f"{DOWN}.scales"].float())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_fused_block_gives_the_same_numbers(scheme: str, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [Segment(1, 0, 7, sample=False), Segment(0, 0, 1, sample=False), Segment(2, 0, 5, sample=False)]
+    fused = _quantizing_ring(plain, scheme, "bfloat16", monkeypatch).forward(segments, PROMPT)
+    asked = []
+    monkeypatch.setattr(TorchOps, "fused_block", lambda *_: asked.append(1))
+    assert _quantizing_ring(plain, scheme, "bfloat16", monkeypatch).forward(segments, PROMPT) == fused
+    assert len(asked) == 4
+
+
+def test_blocks_in_few_bits_are_fused(plain: Path) -> None:
+    checkpoint = open_checkpoint(plain)
+    for scheme in SCHEMES:
+        config = with_scheme(checkpoint.config, scheme)
+        ops = TorchOps("cpu", "bfloat16", threads=1)
+        few = dataclasses.replace(checkpoint, config=config)
+        shard = load_shard(ops, few, BlockRange(0, 1), holds_head=False, slots=1, context=8)
+        kinds = {type(getattr(shard.weights[0], name)).__name__ for name in ("qkv", "o", "up_gate", "down")}
+        assert kinds == {"RowMatrix" if scheme == "int8" else "Int4Matrix"}
