@@ -14,7 +14,7 @@ from sims.fleets import PAPER, Fleet, load_fleet
 from sims.models import load_model
 from sims.report.page import Heading, Page, Paragraph, Plot, Table
 from sims.report.svg import Series, bars
-from sims.report.theirs import NAMES
+from sims.report.theirs import NAMES, label
 from sims.report.work import ABLATIONS, TIGHT_FLEET, TIGHT_MODEL, USERS, Cell, Results, tight
 
 CONTEXTS = (4096, 40960)
@@ -163,7 +163,7 @@ def _plot_rates(page: Page, cells: Sequence[Cell], results: Results) -> Plot:
                     f"{prefix}_tokens_per_s": one.median("one_user"),
                     f"{prefix}_network_ms": one.median("network_s") * 1e3,
                 }
-    groups = [f"{cell.fleet[:6]} {cell.model.removeprefix('Qwen3-')}" for cell in cells]
+    groups = [label(cell) for cell in cells]
     svg = bars("Kafila's division over three networks", "tokens/s, one user", groups, series)
     return Plot("networks", svg, "One user's tokens per second by network.")
 

@@ -23,8 +23,15 @@ from sims.table_iv import Figures, paper_cells
 from sims.topology import VirtualNetwork
 
 NAMES = {Allocation.KAFILA: "Kafila", Allocation.MEMORY: "Mem-prop. (exo)", Allocation.UNIFORM: "Uniform (GPipe)"}
+_SHORT = {Allocation.KAFILA: "Kafila", Allocation.MEMORY: "exo", Allocation.UNIFORM: "GPipe"}
+_FLEETS = {"lan": "LAN", "us-central": "US", "intercontinental": "Interc."}
 PAPER_RELAYS = {("ordinary", "restrictive"), ("restrictive", "ordinary")}
 """Pairs of classes that the paper's rule calls relayed and its traversal connected (Table III)."""
+
+
+def label(cell: Cell) -> str:
+    """A cell under a plot."""
+    return f"{_FLEETS[cell.fleet]} {cell.model.removeprefix('Qwen3-')}"
 
 
 def nat_pairs(seed: int = 0) -> list[NatPair]:
@@ -163,12 +170,12 @@ def _numbers(prefix: str, found: Summary, paper: Figures | None) -> dict[str, fl
 
 def _plot_table_iv(cells: Sequence[Cell], results: Results) -> Plot:
     series = []
-    for allocation, name in NAMES.items():
+    for allocation, name in _SHORT.items():
         found = [results.get(cell.papers(allocation)) for cell in cells]
         series.append(Series(name, [None if one is None else one.median("bottleneck_s") * 1e3 for one in found]))
         theirs = [paper_cells()[cell.fleet, cell.model, allocation] for cell in cells]
         series.append(Series(f"{name}, paper", [None if one is None else one.bottleneck_ms for one in theirs]))
-    groups = [f"{cell.fleet[:6]} {cell.model.removeprefix('Qwen3-')}" for cell in cells]
+    groups = [label(cell) for cell in cells]
     svg = bars("The slowest stage", "ms", groups, series)
     return Plot("table-iv", svg, "The slowest stage of each division, ours and the paper's.")
 
