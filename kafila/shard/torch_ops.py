@@ -13,12 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F  # noqa: N812  - torch's own name for it
 from torch import Tensor
 
 from kafila.errors import DeviceError
@@ -37,6 +35,7 @@ from kafila.shard.ops import (
     Table,
 )
 from kafila.shard.quantize import dequantize, stacked
+from kafila.shard.torch_matrices import DenseMatrix, PackedMatrix, StackedMatrix
 from kafila.types import Segment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,48 +56,6 @@ def _on_host(host: HostTensor) -> Tensor:
 _PACK_ROWS, _PACK_COLUMNS = 512, 16
 """FBGEMM packs whole blocks of this many inputs and outputs (``PackedGemmMatrixFP16``: ``brow_``, and ``bcol_`` on
 AVX2). A width of 4096 fits; SmolLM2's 576 takes the room of 1024."""
-
-
-class DenseMatrix:
-    """A weight as torch keeps it, (outputs, inputs), with its bias or None; takes activations of any dtype."""
-
-    __slots__ = ("bias", "weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self.bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(rows, inputs) to (rows, outputs)."""
-        if x.dtype is self.weight.dtype:
-            return F.linear(x, self.weight, self.bias)
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias).to(x.dtype)
-
-
-class PackedMatrix:
-    """A weight packed for FBGEMM's half-precision kernels, its bias inside; takes float32 activations."""
-
-    __slots__ = ("packed",)
-
-    def __init__(self, packed: Any) -> None:
-        self.packed = packed
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(rows, inputs) to (rows, outputs)."""
-        return kernels.packed_linear(x, self.packed)
-
-
-class StackedMatrix:
-    """Matrices over the same inputs, their outputs beside each other."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: Sequence[Matrix[Tensor]]) -> None:
-        self.parts = parts
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(rows, inputs) to (rows, outputs of all parts)."""
-        return torch.cat([part(x) for part in self.parts], 1)
 
 
 class TorchOps:

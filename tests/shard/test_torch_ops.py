@@ -20,7 +20,8 @@ from kafila.errors import DeviceError
 from kafila.shard import torch_kernels as kernels
 from kafila.shard.config import LinearRope, Llama3Rope, parse_config
 from kafila.shard.ops import AttentionShape, HostTensor, rope_frequencies
-from kafila.shard.torch_ops import DenseMatrix, PackedMatrix, StackedMatrix, TorchOps
+from kafila.shard.torch_matrices import DenseMatrix, PackedMatrix, StackedMatrix
+from kafila.shard.torch_ops import TorchOps
 from tests.shard.test_config import LLAMA, LLAMA3
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
