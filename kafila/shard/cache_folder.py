@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafila.errors import FetchFailed, ModelIncomplete
-from kafila.shard.journal import SUFFIX, recorded
+from kafila.shard.journal import SUFFIX, Version, recorded
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import total
 from kafila.types import TensorSpec
@@ -111,18 +111,35 @@ def cannot_write(path: Path, error: OSError) -> FetchFailed:
     )
 
 
-def require_complete(folder: Path, specs: list[TensorSpec]) -> None:
-    """Raises ModelIncomplete, naming tensor and file, where ``folder`` is one of the cache and lacks bytes of it."""
+@contextmanager
+def complete(folder: Path, specs: list[TensorSpec]) -> Iterator[None]:
+    """Tensors may be read from ``folder`` within the block, wherever it is.
+
+    Raises ModelIncomplete, naming tensor and file, where it is one of the cache and lacks bytes of them; and at the end
+    where another process has begun a file anew meanwhile, because its source changed.
+    """
+    before = _versions(folder, specs)
+    yield
+    if _versions(folder, specs) != before:
+        raise ModelIncomplete(f"the checkpoint in {folder} was replaced while it was read: start the session again")
+
+
+def _versions(folder: Path, specs: list[TensorSpec]) -> dict[str, tuple[Version, int]]:
+    """Of each file that holds one of the tensors; empty for a folder that nobody fills in places."""
     if not (folder / SOURCE_NAME).is_file():
-        return  # nobody fills it in places
+        return {}
     journals = {file: recorded(folder / file) for file in {spec.file for spec in specs}}
+    found: dict[str, tuple[Version, int]] = {}
     for spec in specs:
-        journal = journals[spec.file]
+        path, journal = folder / spec.file, journals[spec.file]
         if journal is None or journal.lacks([(spec.start, spec.end)]):
             raise ModelIncomplete(
-                f"{folder / spec.file}: {spec.name} was not fetched: this folder of the cache holds another share of "
-                "the checkpoint; name its source with --model instead"
+                f"{path}: {spec.name} was not fetched: this folder of the cache holds another share of the checkpoint; "
+                "name its source with --model instead"
             )
+        if spec.file not in found:
+            found[spec.file] = (journal.version, path.stat().st_ino)
+    return found
 
 
 # -- what lies there ---------------------------------------------------------------------------------------------------

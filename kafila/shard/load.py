@@ -17,7 +17,7 @@ import numpy as np
 
 from kafila.errors import ModelIncomplete
 from kafila.shard.cache import KvCache
-from kafila.shard.cache_folder import require_complete
+from kafila.shard.cache_folder import complete
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
 from kafila.shard.heap import pages_of_their_own
@@ -100,9 +100,9 @@ def load_shard(
     """
     config = checkpoint.config
     own = own_tensors(checkpoint, blocks, holds_head=holds_head)
-    require_complete(checkpoint.folder, [checkpoint.tensors[name] for name in own])
+    read = complete(checkpoint.folder, [checkpoint.tensors[name] for name in own])
     loaded = []
-    with pages_of_their_own(), ops.scope():
+    with read, pages_of_their_own(), ops.scope():
         # The caches first: when they do not fit, that is known before minutes of reading.
         cache = KvCache(ops, config, blocks, slots=slots, context=context, dtype=kv_dtype)
         for index in range(blocks.first, blocks.stop):

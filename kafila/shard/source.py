@@ -95,9 +95,14 @@ Source = Folder | Web | Hub
 
 
 def hub_endpoint() -> str:
-    """The hub's address; ``HF_ENDPOINT`` in the environment overrides it."""
-    from huggingface_hub import constants  # noqa: PLC0415  - as above
-
+    """The hub's address; ``HF_ENDPOINT`` in the environment overrides it. Raises FetchFailed where the hub's library is
+    not installed."""
+    try:
+        from huggingface_hub import constants  # noqa: PLC0415  - as above
+    except ModuleNotFoundError as error:
+        raise FetchFailed(
+            f"nothing can be fetched from the hub by name here ({error.name} is missing): pip install 'kafila[torch]'"
+        ) from error
     return constants.ENDPOINT.rstrip("/")
 
 
@@ -116,15 +121,9 @@ def parse_source(text: str) -> Source:
 
 
 def signed_in(source: Hub) -> Hub:
-    """With the token of this machine's owner, who may have none. Raises FetchFailed where the hub's library is not
-    installed."""
-    try:
-        from huggingface_hub import get_token  # noqa: PLC0415  - as above
-    except ModuleNotFoundError as error:
-        raise FetchFailed(
-            f"{source} would come from the hub, and this installation cannot ask it ({error.name} is missing): "
-            "pip install 'kafila[torch]'"
-        ) from error
+    """With the token of this machine's owner, who may have none."""
+    from huggingface_hub import get_token  # noqa: PLC0415  - as above
+
     token = get_token()
     return replace(source, headers={"Authorization": f"Bearer {token}"} if token else {})
 
@@ -133,7 +132,7 @@ def _hub_page(text: str) -> Hub | None:
     """The repository whose page a person has copied the address of; None for other addresses."""
     try:
         page = text.removeprefix(hub_endpoint() + "/")
-    except ModuleNotFoundError:
+    except FetchFailed:
         return None
     match = _HUB_PAGE.fullmatch(page)
     return None if match is None else Hub(match["repository"], match["revision"] or MAIN)

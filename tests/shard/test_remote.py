@@ -15,9 +15,9 @@ import pytest
 import transformers
 
 from kafila.errors import FetchFailed, ModelIncomplete, ModelNotFound, UnsupportedModel
-from kafila.shard.cache_folder import cached, require_complete
+from kafila.shard.cache_folder import cached
 from kafila.shard.chat import ChatFormat
-from kafila.shard.journal import recorded
+from kafila.shard.journal import SparseFile, Version, recorded
 from kafila.shard.load import load_shard, read_tensor
 from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
 from kafila.shard.patience import Patience
@@ -155,7 +155,21 @@ def test_a_share_computes_as_from_a_whole_copy_and_other_shares_are_refused(here
     assert forward(fetched) == forward(open_checkpoint(original))
     with pytest.raises(ModelIncomplete, match=r"safetensors: model\.layers\.3\..* was not fetched"):
         load_shard(ops, fetched, BlockRange(2, 4), holds_head=False, slots=1, context=8)
-    require_complete(original, list(open_checkpoint(original).tensors.values()))  # no folder of the cache
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_file_that_another_process_begins_anew_while_it_is_loaded_is_noticed(here: Any, *, whole: bool) -> None:
+    ops = TorchOps("cpu", "float32", threads=1)
+    fetched = here().fetch(own, unseen)
+
+    def replaced(done: int, _of: int) -> None:
+        path = fetched.folder / fetched.tensors[own(fetched)[-1]].file
+        if done:
+            with SparseFile(path, Version(path.stat().st_size, "another")) as file:
+                file.commit(0, path.stat().st_size if whole else 8)
+
+    with pytest.raises(ModelIncomplete, match="was replaced while" if whole else "was not fetched"):
+        load_shard(ops, fetched, SHARE, holds_head=False, slots=1, context=8, progress=replaced)
 
 
 def test_an_architecture_we_do_not_have_is_declined_from_its_config_alone(here: Any, original: Path, web: Web) -> None:
