@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 TOLD_EVERY_S = 1.0
 """How often a member tells the host. The rendezvous carries it, which counts messages."""
 
+BAR_CHARS = 20
+
 
 @dataclass(slots=True)
 class _Share:
@@ -50,7 +52,7 @@ class Fetches:
         done, wanted = sum(share.done for share in shares), sum(share.wanted for share in shares)
         fresh = done - sum(share.first for share in shares)
         spent = now - min((share.began for share in shares), default=now)
-        parts = [f"fetching {size(done)} of {size(wanted)} ({percent(done, wanted)})"]
+        parts = [f"fetching {bar(done, wanted)} {percent(done, wanted)} of {size(wanted)}"]
         if fresh > 0 and spent > 0:
             speed = fresh / spent
             parts.append(f"{size(speed)}/s")
@@ -72,6 +74,12 @@ class Fetches:
         if share.done == share.first:
             return f"{who}{size(share.wanted)} were there already, nothing is fetched"
         return f"{who}fetched {size(share.done - share.first)} of {size(share.wanted)} in {duration(now - share.began)}"
+
+
+def bar(done: int, wanted: int) -> str:
+    """How much of it, drawn."""
+    filled = BAR_CHARS * done // wanted if wanted else BAR_CHARS
+    return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}]"
 
 
 def size(count: float) -> str:

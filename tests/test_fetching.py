@@ -10,9 +10,9 @@ from kafila.fetching import Fetches, duration, percent, size
 def test_a_members_line() -> None:
     fetches = Fetches(everybody=False)
     fetches.update("ada", 100_000_000, 2_100_000_000, 10.0)
-    assert fetches.line(10.0) == "fetching 100 MB of 2.1 GB (4%)"
+    assert fetches.line(10.0) == "fetching [....................] 4% of 2.1 GB"
     fetches.update("ada", 1_100_000_000, 2_100_000_000, 20.0)
-    assert fetches.line(20.0) == "fetching 1.1 GB of 2.1 GB (52%), 100 MB/s, 10 s left"
+    assert fetches.line(20.0) == "fetching [##########..........] 52% of 2.1 GB, 100 MB/s, 10 s left"
     assert fetches.finished("ada", 20.0) is None
     fetches.update("ada", 2_100_000_000, 2_100_000_000, 30.0)
     assert fetches.finished("ada", 30.0) == "fetched 2 GB of 2.1 GB in 20 s"
@@ -24,7 +24,7 @@ def test_the_hosts_line_is_of_all() -> None:
     fetches.update("ada", 0, 1000, 0.0)
     fetches.update("bob", 0, 3000, 0.0)
     fetches.update("ada", 1000, 1000, 1.0)
-    assert fetches.line(1.0) == "fetching 1 kB of 4 kB (25%), 1 kB/s, 3 s left, ada 100% bob 0%"
+    assert fetches.line(1.0) == "fetching [#####...............] 25% of 4 kB, 1 kB/s, 3 s left, ada 100% bob 0%"
     assert fetches.finished("ada", 1.0) == "ada has its share: fetched 1 kB of 1 kB in 1 s"
     assert fetches.finished("bob", 1.0) is None
 
@@ -50,7 +50,7 @@ def test_a_share_that_begins_anew() -> None:
     fetches.update("ada", 500, 1000, 0.0)
     fetches.update("ada", 100, 1000, 10.0)  # a file was replaced at the source
     fetches.update("ada", 200, 1000, 11.0)
-    assert fetches.line(11.0) == "fetching 200 bytes of 1 kB (20%), 100 bytes/s, 8 s left"
+    assert fetches.line(11.0) == "fetching [####................] 20% of 1 kB, 100 bytes/s, 8 s left"
 
 
 @pytest.mark.parametrize(
