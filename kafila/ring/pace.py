@@ -172,7 +172,7 @@ class Pace:
 
     def _known(self) -> list[tuple[int, tuple[float, ...]]]:
         if not self._medians:
-            self._medians = sorted((rows, _medians(times)) for rows, times in self._times.items())
+            self._medians = _sensible(sorted((rows, _medians(times)) for rows, times in self._times.items()))
         return self._medians
 
 
@@ -185,6 +185,19 @@ def _divided(answers: int, batches: int) -> list[int]:
 def _between(lower: Sequence[float], upper: Sequence[float], part: float) -> tuple[float, ...]:
     """On the line through both, which does not fall: more rows are no quicker, whatever was measured."""
     return tuple(max(a + max(b - a, 0.0) * part, 0.0) for a, b in zip(lower, upper, strict=True))
+
+
+def _sensible(known: Sequence[tuple[int, tuple[float, ...]]]) -> list[tuple[int, tuple[float, ...]]]:
+    """More rows take no less, and a row among more costs no more. What was measured otherwise was once: a first use of
+    a size, or a machine that did something else; without this it would never be tried again."""
+    sensible = list(known)
+    for at in range(len(known) - 2, -1, -1):
+        rows, times = sensible[at]
+        sensible[at] = rows, tuple(map(min, times, sensible[at + 1][1]))
+    for at in range(1, len(known)):
+        (fewer, below), (rows, times) = sensible[at - 1], sensible[at]
+        sensible[at] = rows, tuple(min(time, least * rows / fewer) for time, least in zip(times, below, strict=True))
+    return sensible
 
 
 def _medians(times: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
