@@ -1,13 +1,14 @@
 """Decoding in one process: against transformers' ``generate``, and against reading the weights and nothing else.
 
     python bench/decode.py [--json] [--model FOLDER] [--threads 1 2] [--dtypes bfloat16 float32] [--tokens N]
-                           [--backends torch mlx]
+                           [--backends torch mlx] [--schemes int8 int4]
 
 Tokens are taken in turns: each of transformers' is followed by one of ours and one pass of the floor, so that all three
 meet the same machine; a figure is the median of their ratios. The floor is the shard's own matrices applied to one row,
 in order, embedding and arithmetic between them left out; ``over_plain_floor`` compares with as many bytes read by
-torch's ``linear``. MLX, where it is installed, is compared with its own floor. ``handover_us`` is what it takes to give
-the device thread a job that does nothing and to hear of it, on its thread.
+torch's ``linear``. What ``--quantize`` makes is compared with transformers in bfloat16 and with its own floor. MLX,
+where it is installed, is compared with its own floor. ``handover_us`` is what it takes to give the device thread a job
+that does nothing and to hear of it, on its thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, open_checkpoint
 from kafila.shard.ops import HeadWeights
+from kafila.shard.schemes import SCHEMES, with_scheme
 from kafila.shard.torch_ops import TorchOps
 from kafila.shard.worker import Draws, Forward, Result, ShardWorker
 from kafila.types import BlockRange, Sampling, Segment
@@ -47,6 +49,7 @@ CONTEXT = 512
 PROMPT = 32  # tokens before the first that is timed: a short question
 WARM_UP = 4
 HANDOVERS = 2000
+SCHEME_TOKENS = 24
 MLX_TOKENS = 16  # its CPU build takes a tenth of a second for each
 
 
@@ -130,9 +133,10 @@ class Turns(transformers.generation.BaseStreamer):  # type: ignore[misc]  # tran
         """Nothing is left to tell."""
 
 
-def compare(checkpoint: Checkpoint, dtype: str, threads: int, tokens: int) -> dict[str, list[float]]:
-    """Seconds a token of each, token by token."""
-    config = checkpoint.config
+def compare(checkpoint: Checkpoint, dtype: str, threads: int, tokens: int, scheme: str = "") -> dict[str, list[float]]:
+    """Seconds a token of each, token by token; ``scheme`` is how ours is quantized."""
+    config = with_scheme(checkpoint.config, scheme)
+    checkpoint = replace(checkpoint, config=config)
     ops = TorchOps("cpu", dtype, threads=threads)
     shard = load_shard(ops, checkpoint, BlockRange(0, config.blocks), holds_head=True, slots=1, context=CONTEXT)
     if shard.head is None:
@@ -214,7 +218,24 @@ def handover_us() -> float:
     return statistics.median(took) * 1e6
 
 
-def measure(checkpoint: Checkpoint, dtypes: Sequence[str], threads: Sequence[int], tokens: int) -> dict[str, float]:
+def quantized_figures(key: str, times: dict[str, list[float]]) -> dict[str, float]:
+    """Tokens a second, and the ratios to transformers in bfloat16 and to the quantized matrices alone."""
+    ours = times["ours"]
+    over = {
+        name: round(statistics.median(other / own for other, own in zip(times[name], ours, strict=True)), 3)
+        for name in ("transformers", "floor")
+    }
+    return {
+        f"{key}_tokens_per_s": round(1 / statistics.median(ours), 1),
+        f"{key}_quickest_tokens_per_s": round(1 / min(ours), 1),
+        f"{key}_over_transformers_bf16": over["transformers"],
+        f"{key}_over_floor": over["floor"],
+    }
+
+
+def measure(
+    checkpoint: Checkpoint, dtypes: Sequence[str], threads: Sequence[int], tokens: int, schemes: Sequence[str]
+) -> dict[str, float]:
     """All figures; the two with targets are the worst of bfloat16's."""
     figures: dict[str, float] = {}
     for dtype in dtypes:
@@ -229,6 +250,10 @@ def measure(checkpoint: Checkpoint, dtypes: Sequence[str], threads: Sequence[int
             figures[f"{key}_tokens_per_s"] = round(1 / statistics.median(ours), 1)
             figures[f"{key}_quickest_tokens_per_s"] = round(1 / min(ours), 1)
             figures |= {f"{key}_over_{name}": round(ratio, 3) for name, ratio in ratios.items()}
+    for scheme in schemes:
+        for count in threads:
+            key = f"{scheme}_{count}t"
+            figures |= quantized_figures(key, compare(checkpoint, "bfloat16", count, SCHEME_TOKENS, scheme))
     for target in TARGETS:
         found = [value for name, value in figures.items() if name.startswith("bfloat16") and name.endswith(target)]
         if found:
@@ -245,6 +270,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--schemes", nargs="*", choices=SCHEMES, default=list(SCHEMES))
     parser.add_argument("--backends", nargs="+", default=["torch", "mlx"])
     options = parser.parse_args(arguments)
     transformers.utils.logging.disable_progress_bar()
@@ -252,7 +278,7 @@ def main(arguments: Sequence[str]) -> None:
     checkpoint = open_checkpoint(options.model)
     figures: dict[str, float] = {}
     if "torch" in options.backends:
-        figures |= measure(checkpoint, options.dtypes, options.threads, options.tokens)
+        figures |= measure(checkpoint, options.dtypes, options.threads, options.tokens, options.schemes)
     if "mlx" in options.backends and find_spec("mlx") is not None:
         for dtype in options.dtypes:
             figures |= mlx_figures(checkpoint, dtype, min(options.tokens, MLX_TOKENS))
