@@ -8,7 +8,7 @@ export PYTHON
 .PHONY: demo test check bench venv demo-model clean
 
 venv:
-	@scripts/venv.sh $(VENV) demo,dev,torch mlx
+	@scripts/venv.sh $(VENV) demo,dev,plot,torch mlx
 
 demo:
 	@scripts/venv.sh $(VENV) demo,torch

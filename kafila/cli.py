@@ -174,6 +174,20 @@ def cache_prune(older_than: float | None, *, everything: bool) -> None:
     _run(run)
 
 
+@node.command("trace")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.svg|png", help="Draw it, too.")
+def trace(file: Path, plot: Path | None) -> None:
+    """What a session measured (written with --trace): stage times against the plan's, bytes, paths."""
+
+    def run() -> None:
+        from kafila.trace_commands import show_trace  # noqa: PLC0415  - see the module docstring
+
+        show_trace(file, plot)
+
+    _run(run)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--bind", default="[::]:7443", show_default=True, metavar="HOST:PORT", help="Where to listen (UDP).")
 @click.option(

@@ -16,6 +16,7 @@ traceback. Expected outcomes (a declined plan, a symmetric NAT) are values, not 
     |   |-- ModelIncomplete     names the tensor and the file
     |   |-- FetchFailed         it does not come from its source, or there is no room for it here
     |   `-- UnsupportedModel    names the architecture and lists those supported
+    |-- TraceError              a file is not a trace, or nothing of one
     |-- DeviceError             the device cannot do the work (missing backend, out of memory)
     `-- ProtocolError           a peer sent what the protocol does not allow; carries who
         `-- SealBroken          a sealed message was altered, replayed or made without the secret
@@ -28,6 +29,10 @@ class KafilaError(Exception):
     """The root: ``str()`` of it is one line fit for a person."""
 
     exit_code = 1
+
+
+class TraceError(KafilaError):
+    """A file is not a trace, or nothing of one."""
 
 
 class UsageError(KafilaError):

@@ -15,7 +15,7 @@ from kafila.mailbox import Mailbox
 from kafila.mesh import Mesh
 from kafila.question import check
 from kafila.ring.agreement import ModelOffer
-from kafila.ring.frames import Ask, Stats, Text
+from kafila.ring.frames import ITEM_BYTES, Ask, Stats, Text
 from kafila.serve import BatchDone, Broken, Event, Lately, Place, Said, Stage
 from kafila.shard.worker import Coming, Failed, Loaded, Result
 from kafila.trace import Recorder
@@ -147,7 +147,7 @@ class ServingRing:
             case Broken(text):
                 self._on_broken(text)
             case BatchDone():
-                self._recorder.record("batch", trio.current_time(), _batch_facts(event))
+                self._recorder.record("batch", trio.current_time(), _batch_facts(event, self._place))
 
     @asynccontextmanager
     async def answer(self, question: Question) -> AsyncIterator[Mailbox]:
@@ -190,11 +190,12 @@ def _answer_facts(text: Text) -> dict[str, object]:
     }
 
 
-def _batch_facts(done: BatchDone) -> dict[str, object]:
+def _batch_facts(done: BatchDone, place: Place) -> dict[str, object]:
     return {
         "batch": done.batch,
         "rows": done.rows,
         "phase": "decode" if done.decode else "prefill",
         "stage_s": [round(stage, 6) for stage in done.stage_s],
         "circuit_s": round(done.circuit_s, 6),
+        "hop_bytes": 0 if place.alone else done.rows * place.hidden * ITEM_BYTES[place.dtype],
     }

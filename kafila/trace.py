@@ -2,11 +2,13 @@
 
     {"at_s": 12.3, "what": "plan", ...}     the plan as everybody was given it
     {"at_s": 14.0, "what": "path", ...}     an edge changed its path
-    {"at_s": 15.1, "what": "batch", ...}    one batch went round: stage times, circuit, rows, prefill or decode
+    {"at_s": 15.1, "what": "batch", ...}    one batch went round: stage times, circuit, rows, prefill or decode, and the
+                                            bytes of its rows, which crossed every edge
     {"at_s": 19.9, "what": "answer", ...}   an answer ended: tokens, time to the first one, time for the rest
 
 Times are the node's own clock from the first record on. Records are written as they happen, so a killed node leaves
-all but its last line; a batch costs one small dictionary, nothing when no trace is kept.
+all but its last line; a batch costs one small dictionary, nothing when no trace is kept. `kafila.trace_reading` reads
+them again.
 """
 
 from __future__ import annotations

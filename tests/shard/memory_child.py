@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from typing import Any
 
 from kafila.plan import Member, Plan, Workload, plan_session
 from kafila.shard.decoder import Shard
@@ -47,7 +48,7 @@ def planned_bytes(ops: Ops[Any], checkpoint: Checkpoint, slots: int, context: in
     return plan.stages[0].memory_used_bytes
 
 
-def serve(shard: Shard[object], dtype: str, slots: int, context: int) -> None:
+def serve(shard: Shard[Any], dtype: str, slots: int, context: int) -> None:
     """Short prompts in all slots but the last; there, the longest pass there is, last in its context and beside the
     other answers; then answers in all slots."""
 
