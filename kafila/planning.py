@@ -17,6 +17,11 @@ from kafila.ring.frames import ITEM_BYTES
 from kafila.types import Capability, NatClass, PathKind
 
 
+BATCHING_MARGIN = 1.1
+"""What shared batches must promise over a pipeline: their prediction leans on a measured arithmetic rate, and on links
+that are priced by the ways to the rendezvous alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What the host's owner asked of the plan."""
@@ -50,7 +55,7 @@ def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffe
         return plan
     for_one = _plan([info for info, _ in members], planned, offer, replace(wishes, users=1))
     rates = [_batched(each, planned, offer, wishes.users) for each in (plan, for_one)]
-    return for_one if rates[1] > rates[0] else plan
+    return for_one if rates[1] > rates[0] * BATCHING_MARGIN else plan
 
 
 def _batched(plan: Plan | Declined, planned: Sequence[Member], offer: ModelOffer, users: int) -> float:
