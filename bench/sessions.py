@@ -60,9 +60,14 @@ class Session:
         """Wait until it serves."""
         self._wait_for("host", "serving: every member may ask")
 
+    @property
+    def api(self) -> str:
+        """Where the host's local interface is."""
+        return self._wait_for("host", "local API and page: ").partition(" ")[0]
+
     def ask(self, prompt: str) -> dict[str, Any]:
         """Ask at the host; the trace's record of the answer."""
-        before = len(self._answers())
+        before = len(self.answers())
         stdin = self._host.stdin
         if stdin is None:
             raise SystemExit("the host takes no questions")
@@ -70,13 +75,14 @@ class Session:
         stdin.flush()
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while time.monotonic() < deadline:
-            answers = self._answers()
+            answers = self.answers()
             if len(answers) > before:
                 return answers[-1]
             time.sleep(POLL_S)
         raise SystemExit("the benchmark's question was not answered")
 
-    def _answers(self) -> list[dict[str, Any]]:
+    def answers(self) -> list[dict[str, Any]]:
+        """The records of answers so far, those asked through the local interface too."""
         return [record for record in self.records() if record["what"] == "answer"]
 
     def records(self) -> list[dict[str, Any]]:
