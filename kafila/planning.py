@@ -16,7 +16,6 @@ from kafila.ring.agreement import MemberInfo, ModelOffer
 from kafila.ring.frames import ITEM_BYTES
 from kafila.types import Capability, NatClass, PathKind
 
-
 BATCHING_MARGIN = 1.1
 """What shared batches must promise over a pipeline: their prediction leans on a measured arithmetic rate, and on links
 that are priced by the ways to the rendezvous alone."""

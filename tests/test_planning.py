@@ -105,7 +105,7 @@ def device(bandwidth: float, flops: float) -> Capability:
 @pytest.mark.parametrize(("flops", "names"), [(1e15, ("m1",)), (1.1e9, ("m1", "m2"))])
 def test_throughput_for_several_knows_that_answers_share_batches(flops: float, names: tuple[str, ...]) -> None:
     infos = [replace(with_report(n, None), name=f"m{n}", rendezvous_rtt_s=0.01) for n in (1, 2)]
-    capabilities = [device(1e9, flops), device(0.9e9, flops)]
+    capabilities = [device(1e9, flops), device(0.5e9, flops)]
     manifest = ModelManifest("model", 10, 1_000_000, 500_000, 400_000, 10, 100, 4096)
     offer = ModelOffer(manifest, "folder", "{}", "bfloat16", 100, 4)
     plan = make_plan(list(zip(infos, capabilities, strict=True)), offer, Wishes(Objective.THROUGHPUT, users=4))
