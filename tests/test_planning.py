@@ -111,4 +111,4 @@ def test_throughput_for_several_knows_that_answers_share_batches(flops: float, n
     plan = make_plan(list(zip(infos, capabilities, strict=True)), offer, Wishes(Objective.THROUGHPUT, users=4))
     assert isinstance(plan, Plan)
     # One device reads its weights once for all four where it computes fast enough; else two devices share the work.
-    assert plan.names == names
+    assert set(plan.names) == set(names)
