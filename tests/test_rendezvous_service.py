@@ -38,7 +38,7 @@ class Screen:
     def status(self, line: str) -> None:
         self.lines.append(line)
 
-    error = invite = status
+    error = invite = progress = status
 
 
 class Member:
