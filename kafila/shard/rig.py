@@ -38,9 +38,9 @@ MAX_BLOCKS = 32
 """Of a model so small that its blocks never leave the cache, there is nothing more to learn from many."""
 TRIAL_WEIGHTS = 1 << 20
 """Built first, to see how fast this device takes weights: 20 ms where it is slowest."""
-BLOCKS_S = 0.9
+BLOCKS_S = 0.7
 """Building blocks stops then, whatever there is; a single one is made narrow enough for half of it."""
-HEAD_S = 0.35
+HEAD_S = 0.2
 """What building the unembedding may take."""
 LEAST_WEIGHTS = 1 << 22
 """Nothing is made smaller than this: it would no longer run at the memory's speed."""
