@@ -410,6 +410,14 @@ def test_a_name_the_hub_does_not_have(here: Any, hub: Web) -> None:
         here("org/tiny@nowhere")
 
 
+def test_an_endpoint_that_is_no_hub(here: Any, hub: Web) -> None:
+    path = hub.folder / "api/models/org/tiny/revision/main"
+    for answer in ("<html>", "[]", '{"id": "org/tiny"}'):
+        path.write_text(answer)
+        with pytest.raises(FetchFailed, match="HF_ENDPOINT"):
+            here("org/tiny")
+
+
 def test_the_last_commit_is_used_where_the_hub_does_not_answer(
     here: Any, hub: Web, original: Path, told: list[str]
 ) -> None:
