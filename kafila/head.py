@@ -296,7 +296,7 @@ class Head(Stage):
         decode = all(segment.length == 1 for segment in batch.segments)
         done = BatchDone(batch.number, len(batch.tokens), decode, stage_s, now - circuit.began_at)
         self._events.append(done)
-        self._pace.record(done.rows, stage_s, done.circuit_s)
+        self._pace.record(done.rows, stage_s, done.circuit_s, decode=decode)
         if decode:
             self._lately.append((stage_s, done.circuit_s))
         for name, logprobs in zip(self._scheduler.riders(result.batch), result.logprobs, strict=False):

@@ -57,47 +57,36 @@ class Pacing(Protocol):
         """How many batches may be on their way while a prompt is read in."""
         ...
 
-    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float) -> None:
-        """A batch of ``rows`` has been round."""
+    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float, *, decode: bool) -> None:
+        """A batch of ``rows`` has been round; ``decode``: one of each of so many answers."""
         ...
 
 
-class Pace:
-    """What a ring of ``stages`` members does best, learnt from its own circuits."""
+class _Costs:
+    """What each stage takes for so many rows, as far as was seen."""
 
-    def __init__(self, stages: int) -> None:
-        self._stages = stages
+    def __init__(self) -> None:
         self._times: OrderedDict[int, deque[tuple[float, ...]]] = OrderedDict()
-        self._between_s: float | None = None
-        """Of a circuit, what is no stage's: links, and handing over."""
-        self._medians: list[tuple[int, tuple[float, ...]]] = []
-        self._course: dict[int, int] = {}
-        self._decided: dict[tuple[int, ...], int] = {}
-        """Since the last look at the times."""
-        self._until_look = 0
+        self._known: list[tuple[int, tuple[float, ...]]] = []
 
-    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float) -> None:
-        """A batch of ``rows`` has been round; ``stage_s`` has one entry a stage."""
-        self._until_look -= 1
-        if self._until_look <= 0 or rows not in self._times:
-            self._until_look = _LOOK_EVERY
-            self._medians = []
-            self._decided.clear()
+    def record(self, rows: int, stage_s: Sequence[float]) -> bool:
+        """Whether so many rows had never been seen."""
+        new = rows not in self._times
         self._times.setdefault(rows, deque(maxlen=_KEPT)).append(tuple(stage_s))
         self._times.move_to_end(rows)
         if len(self._times) > _SIZES:
             self._times.popitem(last=False)
-        between_s = max(circuit_s - sum(stage_s), 0.0)
-        if self._between_s is None or between_s < self._between_s:
-            self._between_s = between_s
-        else:  # most often it waited behind another batch; only if that lasts it is the links
-            self._between_s += _SLOWLY * (between_s - self._between_s)
+        return new
+
+    def look(self) -> None:
+        """Take in what was recorded."""
+        self._known = _sensible(sorted((rows, _medians(times)) for rows, times in self._times.items()))
 
     def stage_s(self, rows: int, *, hopeful: bool = False) -> tuple[float, ...] | None:
-        """What each stage takes for ``rows``: between two numbers that were seen, in proportion. Below the least it may
-        be the same, and beyond the most every row may cost as much; ``hopeful``, both lie on the line through least and
-        most, so that what might be better is tried once. None before any was seen."""
-        known = self._known()
+        """Between two numbers that were seen, in proportion. Below the least it may be the same, and beyond the most
+        every row may cost as much; ``hopeful``, both lie on the line through least and most, or with one alone the
+        other way round, so that what might be better is tried once. None before any was seen."""
+        known = self._known
         if not known:
             return None
         at = bisect_left(known, rows, key=lambda entry: entry[0])
@@ -107,16 +96,63 @@ class Pace:
             return upper if above == rows else _between(lower, upper, (rows - below) / (above - below))
         if hopeful and most > least:
             return _between(lower, upper, (rows - least) / (most - least))
+        if hopeful:
+            return tuple(time * min(rows / most, 1) for time in upper)
         return tuple(time * rows / most for time in upper) if rows > most else lower
 
-    def gap_s(self, sizes: Sequence[int], *, hopeful: bool = False) -> float:
-        """How long an answer waits for its next token with batches of ``sizes`` on their way; 0 before any was."""
-        largest = self.stage_s(max(sizes), hopeful=hopeful)
-        if largest is None:
-            return 0.0
-        every = [(self.stage_s(size, hopeful=hopeful) or (), sizes.count(size)) for size in set(sizes)]
-        busiest = max(sum(stages[n] * times for stages, times in every) for n in range(self._stages))
-        return max(busiest, sum(largest) + (self._between_s or 0.0))
+
+class Pace:
+    """What a ring of ``stages`` members does best, learnt from its own circuits."""
+
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
+        self._answers = _Costs()
+        """By the number of answers in a batch that has one token of each and nothing else."""
+        self._rows = _Costs()
+        """By the number of rows, chunks among them: those attend to one another and not each to a conversation."""
+        self._measured = False
+        self._between_s: float | None = None
+        """Of a circuit, what is no stage's: links, and handing over."""
+        self._course: dict[int, int] = {}
+        self._decided: dict[tuple[int, ...], int] = {}
+        """Since the last look at the times."""
+        self._until_look = 0
+
+    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float, *, decode: bool) -> None:
+        """A batch of ``rows`` has been round; ``stage_s`` has one entry a stage."""
+        new = self._answers.record(rows, stage_s) if decode else False
+        if not decode or rows == 1:
+            new |= self._rows.record(rows, stage_s)
+        between_s = max(circuit_s - sum(stage_s), 0.0)
+        if self._between_s is None or between_s < self._between_s:
+            self._between_s = between_s
+        else:  # most often it waited behind another batch; only if that lasts it is the links
+            self._between_s += _SLOWLY * (between_s - self._between_s)
+        self._until_look -= 1
+        if self._until_look <= 0 or new:
+            self._until_look = _LOOK_EVERY
+            self._measured = True
+            self._answers.look()
+            self._rows.look()
+            self._decided.clear()
+
+    def _answers_s(self, answers: int, *, hopeful: bool = False) -> tuple[float, ...]:
+        """What each stage takes for a token of each of so many answers."""
+        found = self._answers.stage_s(answers, hopeful=hopeful) or self._rows.stage_s(answers)
+        return found or (0.0,) * self._stages
+
+    def _rows_s(self, rows: int, *, hopeful: bool = False) -> tuple[float, ...]:
+        """What each stage takes for rows of which some are a chunk's."""
+        found = self._rows.stage_s(rows, hopeful=hopeful) or self._answers.stage_s(rows)
+        return found or (0.0,) * self._stages
+
+    def _gap_s(self, batches: Sequence[tuple[float, ...]]) -> float:
+        """How long an answer waits for its next token where such batches are on their way: stage times of each."""
+        busiest = max(map(sum, zip(*batches, strict=True)))
+        return max(busiest, max(map(sum, batches)) + (self._between_s or 0.0))
+
+    def _answers_gap_s(self, answers: int, batches: int, *, hopeful: bool = False) -> float:
+        return self._gap_s([self._answers_s(size, hopeful=hopeful) for size in _divided(answers, batches)])
 
     def batches(self, answers: int) -> int:
         """Into how many batches to divide ``answers`` running ones: as many as there are stages, until times say
@@ -126,8 +162,8 @@ class Pace:
     def _best_batches(self, answers: int) -> int:
         most = max(1, min(answers, MAX_BATCHES))
         course = min(self._course.get(answers, self._stages), most)
-        if self._times:
-            gaps = {m: self.gap_s(_divided(answers, m), hopeful=True) for m in range(1, most + 1)}
+        if self._measured:
+            gaps = {m: self._answers_gap_s(answers, m, hopeful=True) for m in range(1, most + 1)}
             best = min(gaps, key=lambda m: (gaps[m], -m))
             if gaps[best] < _BETTER * gaps[course]:
                 course = best
@@ -139,15 +175,14 @@ class Pace:
         return self._once((answers, prompt_tokens), lambda: self._best_chunk(answers, prompt_tokens))
 
     def _best_chunk(self, answers: int, prompt_tokens: int) -> int:
-        if not self._times:
+        if not self._measured:
             return FIRST_CHUNK if self._stages > 1 else CHUNKS[-1]
         if not answers:
             return min(CHUNKS, key=lambda size: (self._prompt_s(size, prompt_tokens), -size))
         batches = self.batches(answers)
-        sizes = _divided(answers, batches)
-        allowed = MAX_STRETCH * self.gap_s(sizes)
-        crowd = [sizes[0]] * max(batches, self._stages)
-        fitting = (size for size in CHUNKS if self.gap_s([rows + size for rows in crowd]) <= allowed)
+        allowed = MAX_STRETCH * self._answers_gap_s(answers, batches)
+        most, crowd = _divided(answers, batches)[0], max(batches, self._stages)
+        fitting = (size for size in CHUNKS if self._gap_s([self._rows_s(most + size)] * crowd) <= allowed)
         return max(fitting, default=CHUNKS[0])
 
     def prefill_batches(self, answers: int) -> int:
@@ -166,14 +201,9 @@ class Pace:
     def _prompt_s(self, size: int, tokens: int) -> float:
         """From a prompt's first chunk of ``size`` leaving to its last being back."""
         size = min(size, max(tokens, 1))
-        stages = self.stage_s(size, hopeful=True) or (0.0,)
+        stages = self._rows_s(size, hopeful=True)
         chunks = -(-tokens // size)
         return sum(stages) + (self._between_s or 0.0) + (chunks - 1) * max(stages)
-
-    def _known(self) -> list[tuple[int, tuple[float, ...]]]:
-        if not self._medians:
-            self._medians = _sensible(sorted((rows, _medians(times)) for rows, times in self._times.items()))
-        return self._medians
 
 
 def _divided(answers: int, batches: int) -> list[int]:

@@ -26,7 +26,7 @@ class Fixed:
     def prefill_batches(self, answers: int) -> int:
         return self.in_flight
 
-    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float) -> None:
+    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float, *, decode: bool) -> None:
         """Nothing is learnt."""
 
 
@@ -61,7 +61,8 @@ class Pipeline:
             if not self._back:
                 return
             self.now, _, batch, stage_s, began = heapq.heappop(self._back)
-            self.pace.record(len(batch.tokens), stage_s, self.now - began)
+            decode = all(segment.length == 1 for segment in batch.segments)
+            self.pace.record(len(batch.tokens), stage_s, self.now - began, decode=decode)
             self.scheduler.completed(batch.number, [1 if segment.sample else None for segment in batch.segments])
             self._hear()
 

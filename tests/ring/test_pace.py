@@ -111,18 +111,20 @@ def test_a_prompt_on_two_stages_is_read_almost_twice_as_fast_as_on_one(row_s: fl
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 600), st.lists(st.floats(0, 10), min_size=3, max_size=3), st.floats(0, 40)),
+        st.tuples(
+            st.integers(1, 600), st.lists(st.floats(0, 10), min_size=3, max_size=3), st.floats(0, 40), st.booleans()
+        ),
         max_size=60,
     ),
     st.integers(0, 40),
     st.integers(1, 5000),
 )
 def test_whatever_was_measured_the_decisions_can_be_followed(
-    seen: list[tuple[int, list[float], float]], answers: int, prompt_tokens: int
+    seen: list[tuple[int, list[float], float, bool]], answers: int, prompt_tokens: int
 ) -> None:
     pace = Pace(3)
-    for rows, stage_s, circuit_s in seen:
-        pace.record(rows, stage_s, circuit_s)
+    for rows, stage_s, circuit_s, decode in seen:
+        pace.record(rows, stage_s, circuit_s, decode=decode)
     assert 1 <= pace.batches(answers) <= max(1, min(answers, MAX_BATCHES))
     assert pace.chunk(answers, prompt_tokens) in CHUNKS
     assert pace.prefill_batches(answers) >= 3
