@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ from kafila.types import Address, Capability, ModelManifest, NodeId
 OFFER = ModelOffer(
     ModelManifest("tiny", 4, 100, 50, 40, 2, 16, 64), "/models/tiny", '{"a": 1}', "float32", context=32, slots=2
 )
-CAPABILITY = Capability("cpu", 1000, 1e9, 1e-5, 1e9)
+CAPABILITY = Capability("cpu", 1000, 1e9, 1e-5, 1e9, 0.1, 2e9, 30, 40, 5, ("it was busy",))
 
 
 def info(n: int, name: str = "") -> MemberInfo:
@@ -312,6 +313,15 @@ def test_an_older_members_introduction_reads_as_interfaces() -> None:
     older = encode_message(Hello(info(1))).replace(b',"kinds":[]', b"")
     assert b"kinds" not in older
     assert decode_message(older) == Hello(info(1))
+
+
+def test_an_older_members_measurement_says_less_of_its_head_and_memory() -> None:
+    plain = json.loads(encode_message(Measured(CAPABILITY)))
+    names = ("head_bytes_per_s", "block_memory_bytes", "head_memory_bytes", "workspace_bytes", "remarks")
+    for name in names:
+        del plain["capability"][name]
+    older = decode_message(json.dumps(plain).encode())
+    assert older == Measured(Capability("cpu", 1000, 1e9, 1e-5, 1e9, 0.1))
 
 
 def ring_of(session: Session) -> list[NodeId]:
