@@ -80,3 +80,16 @@ table ip no_udp {
 """
 )
 """No UDP through this router."""
+
+LOSSY = (
+    RESTRICTED
+    + """
+table ip radio {
+  chain forward {
+    type filter hook forward priority filter
+    meta l4proto udp numgen random mod 100 < 5 drop
+  }
+}
+"""
+)
+"""What most homes have, over a radio that loses one datagram in twenty either way."""
