@@ -33,7 +33,9 @@ FORMED_WITHIN_S = 600.0
 """Loading a large share takes a minute; a session that does not form in ten has a fault."""
 RUBBISH = 100_000
 """Objects made before the collector looks for cycles: a session makes few, and looking takes a tenth of its time."""
-SETTLE_S = 8.0
+CROWDS = 2
+"""How often all users ask at once; the first time is discarded."""
+SETTLE_S = 6.0
 """After forming, before the first question is asked: paths that can be direct are so by then."""
 
 
@@ -164,7 +166,7 @@ class _Session:
         rates = [_rate(facts) for facts in kept]
         stage_s, circuit_s = _decoding(ring[0], since, one_user_until)
         hops = _hops([member.backend.log for member in ring], since, one_user_until)
-        crowd = [await self._crowd(ring[0]) for _ in range(max(2, trial.generations - 2))] if trial.users > 1 else []
+        crowd = [await self._crowd(ring[0]) for _ in range(CROWDS)] if trial.users > 1 else []
         if trial.minutes:
             await self._soak(trial.minutes * 60)
         return Outcome(

@@ -14,7 +14,7 @@ from sims.table_iv import paper_models
 
 USERS = 4
 """As in the paper's Fig. 2."""
-ANSWER_TOKENS = 10
+ANSWER_TOKENS = 8
 """In virtual time one token is like another: a longer answer tells nothing more."""
 TIGHT_MODEL, TIGHT_FLEET = "Qwen3-32B", "intercontinental"
 """What no uniform split fits (Section VII-B)."""
