@@ -56,7 +56,8 @@ WORKSPACE_BYTES = 512 << 20
 
 
 def _gated(gate: Array, up: Array) -> Array:
-    return up * gate * mx.sigmoid(gate)
+    exact = gate.astype(mx.float32)
+    return (up.astype(mx.float32) * exact * mx.sigmoid(exact)).astype(up.dtype)
 
 
 class MlxOps:
@@ -185,10 +186,12 @@ class MlxOps:
         if qk_norm is not None:
             turned = mx.fast.rms_norm(turned, None, qk_norm.epsilon) * qk_norm.weight
         positions, frequencies = placement.rope
+        if self._on_cpu:  # where sines would be rounded to 16 bits; GPUs' kernels compute with 32
+            turned = turned.astype(mx.float32)
         # Every row is a sequence of its own of length one, so that a ragged batch is turned by one call.
         turned = mx.fast.rope(
             turned[:, :, None], dim, traditional=True, base=None, scale=1.0, offset=positions, freqs=frequencies
-        )
+        ).astype(qkv.dtype)
         queries, keys = mx.split(turned, [heads], axis=1)
         outputs, row = [], 0
         spans = placement.spans
