@@ -24,7 +24,7 @@ from kafila.ring.schedule import (
     Token,
     Verdict,
 )
-from kafila.types import FinishReason, History, NodeId, Sampling
+from kafila.types import FinishReason, History, NodeId, Sampling, Segment
 from tests.ring.pipeline import Fixed
 
 STOP_ID = 0
@@ -213,6 +213,25 @@ def test_nobody_reuses_the_cache_of_another_person(prompt_tokens: int) -> None:
     run_one(scheduler)
     scheduler.submit(ask("yours", prompt_tokens, ASKERS[1]))
     assert run_one(scheduler).segments[0].start == 0
+
+
+def test_a_cancelled_answer_gives_its_slot_to_who_waits_in_the_next_batch() -> None:
+    scheduler = Scheduler(slots=1, context=64, pace=Fixed(2))
+    scheduler.submit(ask("mine", 5))
+    scheduler.submit(ask("yours", 3, ASKERS[1]))
+    on_its_way = scheduler.next_batch()
+    scheduler.cancel("mine")
+    batch = scheduler.next_batch()
+    assert batch is not None
+    assert batch.segments == (Segment(0, 0, 3, True),)
+    assert on_its_way is not None
+    scheduler.completed(on_its_way.number, [7])
+    scheduler.completed(batch.number, [5])
+    events = []
+    while (event := scheduler.next_event()) is not None:
+        events.append(event)
+    assert Finished("mine", FinishReason.CANCELLED, 0) in events
+    assert [event for event in events if isinstance(event, Token)] == [Token("yours", 5)]
 
 
 def test_askers_take_turns_at_the_slots() -> None:

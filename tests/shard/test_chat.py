@@ -15,6 +15,7 @@ from kafila.demo import default_folder
 from kafila.errors import ModelError, ModelIncomplete, UnsupportedModel, UsageError
 from kafila.question import conversation
 from kafila.shard.chat import ChatFormat, Message
+from kafila.types import Message as Turn
 from kafila.types import Question
 from tests.shard.tokenizers_for_tests import byte_fallback, byte_level, id_of, words
 
@@ -120,6 +121,31 @@ def test_the_demonstration_model() -> None:
 def test_pairs_are_messages(tmp_path: Path) -> None:
     chat = ChatFormat.load(checkpoint(tmp_path), clock)
     assert chat.prompt(Question(conversation(("system", "be brief"), ("user", "hello")))) == chat.encode(SYSTEM)
+
+
+def test_a_question_brings_tools_calls_and_variables_as_text(tmp_path: Path) -> None:
+    chat = ChatFormat.load(checkpoint(tmp_path, chat_template=DATED), clock)
+    messages = tuple(
+        Turn(turn["role"], turn.get("content") or "", json.dumps({k: v for k, v in turn.items() if k != "role"}))
+        for turn in CALL
+    )
+    asked = Question(messages, tools=json.dumps(TOOLS), template_options='{"thinking": true}')
+    assert chat.prompt(asked) == chat.encode(CALL, tools=TOOLS, variables={"thinking": True})
+
+
+def test_a_text_to_continue_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    chat = ChatFormat.load(folder, clock)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("once upon", "<s>spelled out</s>", "é🐪"):
+        assert chat.prompt(Question(prompt=text)) == tokenizer(text)["input_ids"]
+
+
+def test_tokens_are_spelled_as_bytes_and_special_ones_by_name(tmp_path: Path) -> None:
+    chat = ChatFormat.load(checkpoint(tmp_path), clock)
+    ids = chat.prompt(Question(prompt="<s>é🐪 camels"))
+    assert b"".join(map(chat.spell, ids)) == "<s>é🐪 camels".encode()
+    assert chat.spell(10**6) == b""
 
 
 def test_only_the_template_writes_the_first_token(tmp_path: Path) -> None:
