@@ -10,6 +10,7 @@ from math import prod
 from typing import TypeVar
 
 from kafila.shard.config import DecoderConfig
+from kafila.shard.formats import Affine
 from kafila.shard.manifest import EMBEDDING, UNEMBEDDING, block_tensors, weight_format
 from kafila.shard.ops import Ops
 
@@ -47,10 +48,20 @@ def workspace_bytes(config: DecoderConfig, *, context: int, slots: int) -> int:
 
 
 def _loading_bytes(config: DecoderConfig) -> int:
-    """The largest matrix as it is read, and again in float32 on its way to where it is kept."""
-    up_gate = 2 * config.intermediate * config.hidden
-    head = config.vocab * config.hidden
-    return max(2 * up_gate + min(up_gate, LOADED_AT_ONCE) * _FLOAT, 2 * head + min(head, LOADED_AT_ONCE) * _FLOAT)
+    """The largest matrix as it is read, and what it is made into on its way to where it is kept."""
+    up_gate, head = 2 * config.intermediate * config.hidden, config.vocab * config.hidden
+    modules = {"model.layers.0.mlp.up_proj": up_gate, EMBEDDING if config.tied else UNEMBEDDING: head}
+    return max(
+        2 * weights + min(weights, LOADED_AT_ONCE) * _converted_bytes(weight_format(config, f"{module}.weight"))
+        for module, weights in modules.items()
+    )
+
+
+def _converted_bytes(form: Affine | None) -> int:
+    """A weight's on its way: float32; or its code and a copy of that; or its code in 32 bits besides."""
+    if form is None:
+        return _FLOAT
+    return 2 if form.bits == 8 and not form.group_size else 2 + _FLOAT
 
 
 def _pass_bytes(config: DecoderConfig, context: int, slots: int) -> int:

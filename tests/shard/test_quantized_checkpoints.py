@@ -244,3 +244,14 @@ def test_blocks_in_few_bits_are_fused(plain: Path) -> None:
         shard = load_shard(ops, few, BlockRange(0, 1), holds_head=False, slots=1, context=8)
         kinds = {type(getattr(shard.weights[0], name)).__name__ for name in ("qkv", "o", "up_gate", "down")}
         assert kinds == {"RowMatrix" if scheme == "int8" else "Int4Matrix"}
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.002), ("int4", 0.2)])
+def test_predictions_stay_near_those_of_all_bits(
+    scheme: str, most: float, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kullback-Leibler divergence in nats; random weights have no slack, trained models lose a tenth of that."""
+    exact = reference_logits(plain, PROMPT).log_softmax(-1)
+    ours = _logits(_quantizing_ring(plain, scheme, "float32", monkeypatch)).log_softmax(-1)
+    divergence = float((exact.exp() * (exact - ours)).sum(-1).mean())
+    assert 0 < divergence < most
