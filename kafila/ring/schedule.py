@@ -204,10 +204,12 @@ class Scheduler:
         reading = [running for running in self._running.values() if running.left > 1]
         answers = len(self._running) - len(reading)
         batches = self._pace.batches(answers)
-        if len(self._in_flight) >= (self._pace.prefill_batches(answers) if reading else batches):
+        if reading and len(self._in_flight) >= self._pace.prefill_batches(answers):
+            return None
+        if not reading and self._awaited >= batches:
             return None
         parts = [(running, 1) for running in self._running.values() if running.left == 1]
-        to_come = max(batches - len(self._in_flight), 1)
+        to_come = max(batches - self._awaited, 1)
         parts = parts[: min(-(-len(parts) // to_come), -(-answers // batches))]
         if reading:
             room = self._pace.chunk(answers, max(len(running.tokens) - running.reused for running in reading))
@@ -216,6 +218,11 @@ class Scheduler:
                     parts.append((running, min(running.left, room)))
                     room -= parts[-1][1]
         return self._dispatch(parts) if parts else None
+
+    @property
+    def _awaited(self) -> int:
+        """Batches on their way that bring somebody's next token; the rest are chunks, and hold up no answer."""
+        return sum(any(wanted for _, wanted in riders) for riders in self._in_flight.values())
 
     def _dispatch(self, parts: Sequence[tuple[_Running, int]]) -> Batch:
         segments: list[Segment] = []
