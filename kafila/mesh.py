@@ -389,7 +389,9 @@ class Mesh:
 
     def _path_news(self, link: _Link, now: float) -> None:
         while (news := link.paths.next_event()) is not None:
-            if isinstance(news, path_events.PathChanged):
+            if isinstance(news, path_events.PathSilent | path_events.PathNarrowed):
+                link.connection.path_silent(now)
+            elif isinstance(news, path_events.PathChanged):
                 link.connection.path_changed(now, link.paths.max_datagram_bytes)
             elif isinstance(news, path_events.DatagramSizeChanged):
                 link.connection.datagram_size_changed(link.paths.max_datagram_bytes)

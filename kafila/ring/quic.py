@@ -280,6 +280,11 @@ class QuicConnection:
         if self._core is not None:
             self._core.reset_path(now, self._configuration.max_datagram_size)
 
+    def path_silent(self, now: float) -> None:
+        """The present path carries nothing any more: what was sent and is unanswered is sent again at once."""
+        if self._core is not None:
+            self._core.resend(now)
+
     def datagram_size_changed(self, max_datagram_bytes: int) -> None:
         """The path is the same, but carries larger or smaller datagrams than was known: nothing is forgotten.
 

@@ -170,6 +170,13 @@ class CoreConnection(AioquicConnection):
         """What is lost may get through again: forget how long the timeouts had grown (RFC 9002 section 6.2.1)."""
         self._loss._pto_count = 0
 
+    def resend(self, now: float) -> None:
+        """What is unacknowledged went a way that leads nowhere: send it again, whatever the window thinks of that."""
+        if self._handshake_confirmed:
+            self._loss._on_packets_lost(
+                congestion_event=False, now=now, packets=tuple(self._space.sent_packets.values()), space=self._space
+            )
+
     def resize(self, max_datagram_bytes: int) -> None:
         """The same way carries datagrams of another size."""
         self._max_datagram_size = max_datagram_bytes

@@ -119,6 +119,11 @@ class FastConnection(CoreConnection):
         self._may_have_chores = True
         super().send_ping(uid)
 
+    def resend(self, now: float) -> None:
+        """As the general one; what is lost may be other than data."""
+        self._may_have_chores = True
+        super().resend(now)
+
     def request_key_update(self) -> None:
         """As the library's."""
         self._may_have_chores = True

@@ -373,3 +373,28 @@ def test_the_library_never_thinks_of_paths_itself() -> None:
         assert len(core._network_paths) == 1
         assert core._network_paths[0].is_validated
         assert not core._network_paths[0].local_challenge_sent
+
+
+@pytest.mark.parametrize("arrives_after_all", [False, True])
+def test_what_went_down_a_silent_path_is_sent_again_at_once_and_arrives_once(*, arrives_after_all: bool) -> None:
+    wire = established_wire()
+    wire.ends[CLIENT].send(Stream.BULK, text(5000, 1))
+    wire.flush()
+    swallowed, wire.flying[SERVER][:] = list(wire.flying[SERVER]), []
+    wire.ends[CLIENT].path_silent(wire.now)
+    wire.flush()
+    assert len(wire.flying[SERVER]) >= len(swallowed), "not at once"
+    if arrives_after_all:
+        wire.deliver(SERVER, swallowed)
+    wire.settle()
+    assert wire.messages(SERVER) == [Message(Stream.BULK, text(5000, 1))]
+    assert not wire.ends[CLIENT].buffered_bytes
+
+
+def test_a_path_that_is_silent_during_the_handshake_changes_nothing() -> None:
+    wire = fresh_wire()
+    for end in wire.ends:
+        end.path_silent(wire.now)
+    wire.settle()
+    assert wire.established(CLIENT)
+    assert wire.established(SERVER)
