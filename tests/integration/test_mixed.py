@@ -19,9 +19,9 @@ from tests.integration.test_ring import PROMPTS, told
 from tests.shard.backends import needs_mlx
 from tests.shard.rings import LocalRing
 
-TOKENS = 12
+TOKENS = 8
 """Of each answer in a ring of processes."""
-ALONE_TOKENS = 4
+ALONE_TOKENS = 3
 """Of each answer by MLX alone, whose CPU build takes seconds for a prompt."""
 BLOCKS = 30
 CHECKED_ROWS = 40

@@ -72,13 +72,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 def test_greedy_tokens_are_those_of_transformers(case: str, backends: Sequence[str], checkpoint: Checkpoints) -> None:
     expected = reference_answer(checkpoint(case), PROMPT, COUNT)
     assert len(set(expected)) > 4, "an answer that repeats itself tests little"
-    for counts in SPLITS:
+    # MLX's CPU build is slow, and a split is no business of a backend's: half of them each.
+    for counts in SPLITS if backends == ("torch",) else SPLITS[len(backends) - 1 :: 2]:
         assert LocalRing(checkpoint(case), counts, backends=backends).answer(PROMPT, COUNT) == expected, counts
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3"])
 @pytest.mark.parametrize("chunk", [1, 2, 5, 7, 12])
-@pytest.mark.parametrize("backends", RINGS)
+@pytest.mark.parametrize("backends", [RINGS[0], RINGS[-1]])
 def test_prefill_in_chunks_changes_nothing(
     case: str, chunk: int, backends: Sequence[str], checkpoint: Checkpoints
 ) -> None:
