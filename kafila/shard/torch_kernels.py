@@ -73,7 +73,9 @@ def int4_linear(x: Tensor, planes: List[Tensor], group: int, bias: Optional[Tens
     y = torch._weight_int4pack_mm_for_cpu(rows, planes[0], group, planes[1]).float()
     if len(planes) > 2:
         y.add_(torch._weight_int4pack_mm_for_cpu(rows, planes[2], group, planes[3]))
-    return y if bias is None else y.add_(bias)
+    if bias is not None:
+        y.add_(bias)
+    return y.to(x.dtype)
 
 
 @compiled

@@ -110,6 +110,16 @@ def test_quantizing_while_loading_gives_what_numpy_says_it_should(
         assert (ours - exact).abs().mean() <= 1.5 * theirs
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_processors_with_the_4_bit_kernel_alone_agree(case: str, pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another make: activations of 16 bits between the matrices."""
+    monkeypatch.setattr("kafila.shard.torch_ops._can_pack", lambda: False)
+    stored, twin = pairs(case)
+    exact = reference_logits(twin, PROMPT)
+    theirs = (reference_logits(twin, PROMPT, "bfloat16") - exact).abs().mean()
+    assert (_logits(LocalRing(stored, (2, 2), dtype="bfloat16")) - exact).abs().mean() <= 1.7 * theirs
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_rows_do_not_depend_on_what_shares_their_batch(
     scheme: str, plain: Path, monkeypatch: pytest.MonkeyPatch
