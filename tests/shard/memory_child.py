@@ -12,7 +12,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-from typing import Any
 
 from kafila.plan import Member, Plan, Workload, plan_session
 from kafila.shard.decoder import Shard
