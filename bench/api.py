@@ -56,14 +56,16 @@ class Streamed:
         return (self.tokens - 1) / self.rest_s
 
 
-def stream(connection: http.client.HTTPConnection, prompt: str) -> Streamed:
-    """Ask for one answer and read it as it comes."""
+def stream(where: str, prompt: str) -> Streamed:
+    """Ask for one answer, over a connection of its own, and read it as it comes."""
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": TOKENS,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    connection = http.client.HTTPConnection(where)
+    connection.connect()
     began = time.perf_counter()
     connection.request("POST", "/v1/chat/completions", json.dumps(body))
     response = connection.getresponse()
@@ -76,6 +78,7 @@ def stream(connection: http.client.HTTPConnection, prompt: str) -> Streamed:
         tokens = event["usage"]["completion_tokens"] if event["usage"] else tokens
         if any(choice["delta"].get("content") for choice in event["choices"]):
             at.append(now)
+    connection.close()
     return Streamed(tokens, at[0] - began, at[-1] - at[0])
 
 
@@ -107,15 +110,14 @@ def rate(answer: dict[str, Any]) -> float:
 def measure(ring: Session, rounds: int) -> dict[str, float]:
     """The figures of one session."""
     where = urlsplit(ring.api).netloc
-    connection = http.client.HTTPConnection(where)
     ring.ask(PROMPTS[0])  # warm
-    stream(connection, PROMPTS[0])
+    stream(where, PROMPTS[0])
     ratios, rates, later_s = list[float](), list[float](), list[float]()
     with onlooker(where):
         for n in range(rounds * len(PROMPTS)):
             prompt = PROMPTS[n % len(PROMPTS)]
             bare = None if n % 2 else rate(ring.ask(prompt))
-            streamed = stream(connection, prompt)
+            streamed = stream(where, prompt)
             told = ring.answers()[-1]
             bare = rate(ring.ask(prompt)) if bare is None else bare
             ratios.append(streamed.rate / bare)

@@ -88,8 +88,7 @@ async def run_node(
         nursery.start_soon(node.endpoint.run)
         nursery.start_soon(node.survey)
         if settings.api is not None:
-            # HTTP libraries take a while to import, and a node without an interface needs none of them.
-            from kafila.api.service import serve_api  # noqa: PLC0415  - as the comment says
+            from kafila.api.service import serve_api  # noqa: PLC0415  - HTTP libraries take a while to import
 
             nursery.start_soon(serve_api, settings.api, node, console)
         try:

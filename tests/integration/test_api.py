@@ -90,7 +90,7 @@ def _openai(url: str) -> str:
         raw = client.completions.create(model=model.id, prompt="Once", max_tokens=5, stop=["\n"])
         assert raw.usage is not None
         assert raw.object == "text_completion"
-        return text
+        return str(text)
 
 
 def _streamed(url: str) -> str:
