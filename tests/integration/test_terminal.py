@@ -110,7 +110,7 @@ def terminal(model: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 def test_commands_answers_and_history(terminal: Terminal, tmp_path: Path) -> None:
     terminal.press(b"/help\r")
-    terminal.until_prompt_after("/quit    leave")
+    terminal.until_prompt_after("/quit             leave")
     terminal.press(b"/ring\r")
     terminal.until_prompt_after("0-3 + head")
     terminal.press(b"/nonsense\r")
