@@ -201,6 +201,7 @@ def main(arguments: Sequence[str]) -> None:
                 for name, checkpoint in checkpoints.items():
                     label = f"{name}_{backend}_{dtype}"
                     groups[label] = list(outcomes(make(dtype), checkpoint, label))
+                    print(f"{label}: {len(groups[label])} stages", file=sys.stderr)
     found = [one for some in groups.values() for one in some]
     figures = figures_of(found, groups)
     context = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
