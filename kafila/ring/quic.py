@@ -56,7 +56,9 @@ _LEAST_WINDOW_BYTES = 64 * 2**10
 _MAX_REASON_BYTES = 200
 """A close reason fits one datagram of 1,200 bytes, and one line of a terminal."""
 
-_BAD_CERTIFICATE = QuicErrorCode.CRYPTO_ERROR + 42  # TLS alert bad_certificate (RFC 8446 section 6.2)
+# TLS alerts (RFC 8446 section 6).
+_BAD_CERTIFICATE = QuicErrorCode.CRYPTO_ERROR + 42
+_USER_CANCELED = QuicErrorCode.CRYPTO_ERROR + 90
 
 
 class Stream(IntEnum):
@@ -373,7 +375,9 @@ class QuicConnection:
         reason = _printable(reason)
         if self._core is not None:
             # A TLS alert keeps its words through the handshake; an application's close would lose them there (RFC
-            # 9000 section 10.2.3).
+            # 9000 section 10.2.3), and the peer could tell its owner nothing but a number.
+            if tls_error is None and not self._core.is_confirmed:
+                tls_error = _USER_CANCELED
             frame_type = None if tls_error is None else QuicFrameType.CRYPTO
             self._core.close(tls_error or QuicErrorCode.NO_ERROR, frame_type, reason)
         self._finish(reason, by_peer=False)

@@ -90,6 +90,11 @@ class CoreConnection(AioquicConnection):
         self._space: QuicPacketSpace = self._spaces[Epoch.ONE_RTT]
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether both ends are known to have finished the handshake (RFC 9001 section 4.1.2)."""
+        return self._handshake_confirmed
+
+    @property
     def peer_certificate_der(self) -> bytes | None:
         """The certificate whose key the peer has shown to hold (TLS CertificateVerify), or ``None``."""
         certificate = self.tls._peer_certificate

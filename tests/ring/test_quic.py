@@ -182,6 +182,21 @@ def test_a_message_over_the_peers_limit_closes_the_connection() -> None:
 
 
 @pytest.mark.parametrize("who", [CLIENT, SERVER])
+@pytest.mark.parametrize("flights", range(1, 6))
+def test_a_close_keeps_its_words_however_far_the_handshake_is(who: int, flights: int) -> None:
+    wire = fresh_wire()
+    wire.flush()
+    for flight in range(flights):
+        to = SERVER if flight % 2 == 0 else CLIENT
+        batch, wire.flying[to][:] = list(wire.flying[to]), []
+        wire.deliver(to, batch)
+    wire.ends[who].close(wire.now, "somebody left")
+    wire.settle()
+    assert wire.closed(who) == Closed("somebody left", by_peer=False)
+    assert wire.closed(1 - who) == Closed("somebody left", by_peer=True)
+
+
+@pytest.mark.parametrize("who", [CLIENT, SERVER])
 def test_close_is_one_event_on_each_side(who: int) -> None:
     wire = established_wire()
     wire.ends[who].send(Stream.CONTROL, b"too late")
