@@ -60,6 +60,10 @@ class Language(Protocol):
         """
         ...
 
+    def opening(self, prompt: Sequence[int]) -> str:
+        """What of the answer a conversation's prompt has written already: the tag that begins a model's thinking."""
+        ...
+
     def spell(self, token: int) -> bytes:
         """The bytes that a token adds to a text, or the name of a special one."""
         ...
@@ -73,6 +77,8 @@ class Language(Protocol):
 class _Answer:
     ask: Ask
     text: TextStream
+    opening: str
+    """Text of the answer's that the prompt ended with, not yet told."""
     prompt_tokens: int
     asked_at: float
     place: int = 0
@@ -161,7 +167,9 @@ class Head(Stage):
         request = Request(ask.request, ask.asker, prompt, question.sampling, question.max_tokens, stop_ids)
         match self._scheduler.submit(request):
             case Verdict.ACCEPTED:
-                self._answers[ask.request] = _Answer(ask, self._language.stream(question.stop), len(prompt), now)
+                opening = self._language.opening(prompt) if question.prompt is None else ""
+                stream = self._language.stream(question.stop)
+                self._answers[ask.request] = _Answer(ask, stream, opening, len(prompt), now)
                 self._tell_place(self._answers[ask.request])
             case Verdict.TOO_LONG:
                 text = (
@@ -245,7 +253,8 @@ class Head(Stage):
         if answer.first_token_at is None:
             answer.first_token_at = now
         answer.last_token_at = now
-        if (delta := answer.text.feed(token)) or answer.logprobs:
+        delta, answer.opening = answer.opening + answer.text.feed(token), ""
+        if delta or answer.logprobs:
             self._emit(self._told_so_far(answer, delta))
         if answer.text.stopped:
             self._scheduler.cancel(answer.ask.request, FinishReason.STOP)

@@ -16,6 +16,15 @@ without the certificate whose fingerprint it abbreviates. Compared as bytes it f
 NODE_ID_BYTES = 8
 
 
+THINKING_TAGS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<reasoning>": "</reasoning>",
+    "[THINK]": "[/THINK]",
+}
+"""How checkpoints mark what they think before they answer, opening tag to closing tag."""
+
+
 class Address(NamedTuple):
     """An IP literal (v4 or v6, no zone) and a UDP port."""
 

@@ -128,6 +128,9 @@ class Letters:
             raise ModelError("nothing was asked")
         return [WORDS.index(word) for word in words]
 
+    def opening(self, prompt: Sequence[int]) -> str:  # noqa: ARG002  - a language's
+        return ""
+
     def spell(self, token: int) -> bytes:
         return WORDS[token].encode()
 

@@ -206,6 +206,17 @@ def test_a_stop_string_ends_the_answer_before_it() -> None:
     assert ring.finish("1-0") is FinishReason.STOP
 
 
+def test_what_a_template_opens_belongs_to_the_answer_of_a_conversation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Letters, "opening", lambda self, prompt: "<think>")
+    monkeypatch.setattr(Letters, "prompt", lambda self, question: [0, 1])
+    ring = Ring(2)
+    ring.stages[1].ask(ask(0, 1, "a b"), 0.0)
+    ring.stages[1].ask(Ask("1-1", node(1), Question((), prompt="a b")), 0.0)
+    ring.run()
+    assert ring.answer("1-0") == "<think>" + ring.answer("1-1")
+    assert ring.answer("1-1") == solo(f"{WORDS[0]} {WORDS[1]}", 2, Sampling(), 0)
+
+
 def test_a_conversation_longer_than_the_context_is_refused_in_words() -> None:
     ring = Ring(2)
     ring.stages[1].ask(ask(0, 1, "a " * CONTEXT), 0.0)

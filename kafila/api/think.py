@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TAGS = {"<think>": "</think>", "<thinking>": "</thinking>", "<reasoning>": "</reasoning>", "[THINK]": "[/THINK]"}
-"""How checkpoints mark thinking, opening tag to closing tag."""
+from kafila.types import THINKING_TAGS
 
 
 class Part(NamedTuple):
@@ -51,7 +50,7 @@ class ThinkSplitter:
 
     def _opening(self, text: str) -> Part:
         start = text.lstrip()
-        for opening, closing in TAGS.items():
+        for opening, closing in THINKING_TAGS.items():
             if start.startswith(opening):
                 self._begun = self._trim = True
                 self._closing = closing

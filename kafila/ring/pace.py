@@ -67,7 +67,8 @@ class _Costs:
 
     def __init__(self) -> None:
         self._times: OrderedDict[int, deque[tuple[float, ...]]] = OrderedDict()
-        self._known: list[tuple[int, tuple[float, ...]]] = []
+        self._seen: list[tuple[int, tuple[float, ...]]] = []
+        self._hoped: list[tuple[int, tuple[float, ...]]] = []
 
     def record(self, rows: int, stage_s: Sequence[float]) -> bool:
         """Whether so many rows had never been seen."""
@@ -80,13 +81,14 @@ class _Costs:
 
     def look(self) -> None:
         """Take in what was recorded."""
-        self._known = _sensible(sorted((rows, _medians(times)) for rows, times in self._times.items()))
+        self._seen = sorted((rows, _medians(times)) for rows, times in self._times.items())
+        self._hoped = _sensible(self._seen)
 
     def stage_s(self, rows: int, *, hopeful: bool = False) -> tuple[float, ...] | None:
         """Between two numbers that were seen, in proportion. Below the least it may be the same, and beyond the most
         every row may cost as much; ``hopeful``, both lie on the line through least and most, or with one alone the
         other way round, so that what might be better is tried once. None before any was seen."""
-        known = self._known
+        known = self._hoped if hopeful else self._seen
         if not known:
             return None
         at = bisect_left(known, rows, key=lambda entry: entry[0])

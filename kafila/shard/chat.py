@@ -19,13 +19,16 @@ from kafila.shard.detokenize import Detokenizer, Pieces
 from kafila.shard.specials import Specials
 from kafila.shard.stops import StopMatcher
 from kafila.shard.template import ChatTemplate
-from kafila.types import Question
+from kafila.types import THINKING_TAGS, Question
 
 Message = Mapping[str, Any]
 """JSON: ``role``, ``content``, and whatever else the checkpoint's template reads (tool calls, reasoning)."""
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that a template may use by name."""
+
+_OPENING_TOKENS = 8
+"""A thinking tag in pieces, and line breaks after it."""
 
 _PROBE = "kafila"
 """The answer whose end of turn is looked for in the template's own writing: any word that no template contains."""
@@ -101,6 +104,16 @@ class ChatFormat:
             tools=json.loads(question.tools or "null"),
             variables=json.loads(question.template_options or "{}"),
         )
+
+    def opening(self, prompt: Sequence[int]) -> str:
+        """The thinking tag that a rendered conversation ends with, and what follows it, or nothing.
+
+        Some templates write it themselves (DeepSeek-R1's, for one), so that the model never does; whoever
+        reads the answer needs it all the same.
+        """
+        end = self.tokenizer.decode(list(prompt[-_OPENING_TOKENS:]), skip_special_tokens=False)
+        at, tag = max((end.rfind(tag), tag) for tag in THINKING_TAGS)
+        return end[at:] if at >= 0 and not end[at + len(tag) :].strip() else ""
 
     def spell(self, token: int) -> bytes:
         """The bytes that a token adds to a text; a special token, which adds none, is spelled by its name."""

@@ -171,6 +171,10 @@ class Counted:
         length = sum(int(message.content) for message in question.messages)
         return [_TOKEN + self._asked, *[_TOKEN] * (length - 1)]
 
+    def opening(self, prompt: Sequence[int]) -> str:  # noqa: ARG002  - a language's
+        """Nothing."""
+        return ""
+
     def spell(self, token: int) -> bytes:  # noqa: ARG002  - a language's
         """One letter."""
         return b"x"

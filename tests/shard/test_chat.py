@@ -324,3 +324,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelIncomplete, match=r"tokenizer\.json"):
         ChatFormat.load(tmp_path, clock)
+
+
+@pytest.mark.parametrize(
+    ("end", "opening"),
+    [
+        ("<think>", "<think>"),
+        ("<think>\n", "<think>\n"),
+        ("<think>\n\n</think>\n\n", ""),  # told not to think
+        ("<think> so", ""),
+        ("", ""),
+    ],
+)
+def test_a_thinking_tag_that_the_template_writes_is_part_of_the_answer(tmp_path: Path, end: str, opening: str) -> None:
+    template = CHATML.replace("assistant\n'", "assistant\n' + opened")
+    chat = ChatFormat.load(checkpoint(tmp_path / "model", chat_template=template), clock)
+    prompt = chat.encode([{"role": "user", "content": "why <think>"}], variables={"opened": end})
+    assert chat.opening(prompt) == opening

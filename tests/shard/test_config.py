@@ -107,7 +107,10 @@ def test_every_id_that_ends_a_turn(config: Any, generation: Any, ids: tuple[int,
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["BertModel"]}, r"'BertModel'.*LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"),
+        (
+            {"architectures": ["BertModel"]},
+            r"'BertModel'.*LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+        ),
         ({"architectures": None, "model_type": "mamba"}, "'mamba'"),
         ({"architectures": None}, "None"),
         ({"hidden_act": "gelu"}, "'gelu'"),
