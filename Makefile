@@ -18,10 +18,11 @@ demo:
 demo-model: venv
 	@scripts/demo_model.sh $(VENV)
 
-# Everything that has to be green.
+# Everything that has to be green. Two workers, a file of tests in one of them: what starts real processes waits much.
+WORKERS ?= 2
 test: check demo-model
 	@scripts/kernel_tests.sh
-	$(VENV)/bin/python -m pytest $(PYTEST)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST)
 
 check: venv
 	$(VENV)/bin/ruff format --check .

@@ -94,7 +94,14 @@ def test_listing_the_members_otherwise_changes_nothing(
 @given(member_lists(), st.floats(1.5, 8))
 def test_faster_by_a_factor_is_faster_by_that_factor(members: list[Member], factor: float) -> None:
     bare = [replace(one, overhead_s=0.0) for one in members]
-    faster = [replace(one, bandwidth_bytes_per_s=(one.bandwidth_bytes_per_s or 0) * factor) for one in bare]
+    faster = [
+        replace(
+            one,
+            bandwidth_bytes_per_s=(one.bandwidth_bytes_per_s or 0) * factor,
+            head_bytes_per_s=one.head_bytes_per_s and one.head_bytes_per_s * factor,
+        )
+        for one in bare
+    ]
     before = plan_session(bare, MODEL, WORKLOAD, anchor=0, margin=0)
     after = plan_session(faster, MODEL, WORKLOAD, anchor=0, margin=0)
     assert isinstance(before, Plan) == isinstance(after, Plan)
