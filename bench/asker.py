@@ -2,7 +2,8 @@
 
     python bench/asker.py MODEL SHARES THREADS SLOTS
 
-``SHARES`` are the blocks of each process of the ring, as in ``15,15``; the first is this one. A line on stdin is a JSON
+``SHARES`` are the blocks of each process of the ring, as in ``15,15``; the first is this one. A number alone is how many
+processes there are, and a plan divides the blocks. A line on stdin is a JSON
 list of questions, a line on stdout the answers: see :class:`Asked` and :class:`Heard`.
 """
 
@@ -145,16 +146,18 @@ def _stop_ids() -> set[int]:
 def main() -> None:
     """Form the ring and answer stdin until it ends."""
     model, threads, slots = sys.argv[1], int(sys.argv[3]), int(sys.argv[4])
-    shares = tuple(int(share) for share in sys.argv[2].split(","))
+    shares = tuple(int(share) for share in sys.argv[2].split(",")) if "," in sys.argv[2] else ()
+    members = len(shares) or int(sys.argv[2])
+    wishes = replace(Wishes(), shares=shares or None, users=slots)
     settings = NodeSettings(
-        HostSettings(model, len(shares), CONTEXT, slots, None, replace(Wishes(), shares=shares, users=slots)),
+        HostSettings(model, members, CONTEXT, slots, None, wishes),
         "host",
         machine_digest(),
         port_mapping=False,
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with tempfile.TemporaryDirectory() as folder:
-        console = _Console([["--threads", str(threads)]] * (len(shares) - 1), Path(folder))
+        console = _Console([["--threads", str(threads)]] * (members - 1), Path(folder))
         backend = DeviceBackend(DeviceSettings(device="cpu", dtype="auto", threads=threads, memory_bytes=None))
         try:
             trio.run(run_node, settings, TrioNetwork(), backend, console, Silence(), _Person())
@@ -185,9 +188,10 @@ def _gone() -> str:
 
 
 @contextmanager
-def asker(model: Path, shares: Sequence[int], *, threads: int, slots: int) -> Iterator[Asker]:
-    """A ring that serves, ended with the block."""
-    command = [sys.executable, __file__, str(model), ",".join(map(str, shares)), str(threads), str(slots)]
+def asker(model: Path, shares: Sequence[int] | int, *, threads: int, slots: int) -> Iterator[Asker]:
+    """A ring that serves, ended with the block; ``shares`` alone: how many processes, divided by a plan."""
+    division = str(shares) if isinstance(shares, int) else ",".join(map(str, shares))
+    command = [sys.executable, __file__, str(model), division, str(threads), str(slots)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         if process.stdout is None or process.stdout.readline() != "ready\n":

@@ -1,4 +1,4 @@
-"""Several people at once: a ring of two processes with one worker thread each.
+"""Several people at once: a ring of two processes with one worker thread each, divided by a plan.
 
     python bench/concurrency.py [--json] [--model FOLDER] [--rounds N]
 
@@ -116,11 +116,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=default_folder())
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    blocks = json.loads((options.model / "config.json").read_text())["num_hidden_layers"]
-    half = blocks // 2
     with (
-        asker(options.model, [half, blocks - half], threads=1, slots=max(USERS)) as ring,
-        asker(options.model, [blocks], threads=2, slots=2) as single,
+        asker(options.model, 2, threads=1, slots=max(USERS)) as ring,
+        asker(options.model, 1, threads=2, slots=2) as single,
     ):
         figures = measure(ring, single, Prompts(options.model), options.rounds)
     context = {"threads_a_process": 1, "rounds": options.rounds, "python": platform.python_version()}
