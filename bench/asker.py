@@ -2,9 +2,9 @@
 
     python bench/asker.py MODEL SHARES THREADS SLOTS
 
-``SHARES`` are the blocks of each process of the ring, as in ``15,15``; the first is this one. A number alone is how many
-processes there are, and a plan divides the blocks. A line on stdin is a JSON
-list of questions, a line on stdout the answers: see :class:`Asked` and :class:`Heard`.
+``SHARES`` are the blocks of each process of the ring, as in ``15,15``; the first is this one. A number alone is how
+many processes there are, and a plan divides the blocks. A line on stdin is a JSON list of questions, a line on stdout
+the answers: see :class:`Asked` and :class:`Heard`.
 """
 
 from __future__ import annotations
