@@ -118,7 +118,8 @@ def measure_or_recall(
     kept = None if cache is None else cache.get(key)
     if kept is None:
         found = measure(ops, config, context=context, slots=slots, memory_cap=memory_cap)
-        if cache is not None and found.bandwidth_bytes_per_s is not None and found.bandwidth_spread <= BUSY_SPREAD:
+        calm = found.bandwidth_spread <= BUSY_SPREAD and not overloaded()
+        if cache is not None and found.bandwidth_bytes_per_s is not None and calm:
             cache.put(key, found)
     else:
         speeds, age_s = kept
@@ -148,6 +149,12 @@ def digest(ops: Ops[T], config: DecoderConfig, *, battery: bool) -> str:
         "battery": battery,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def overloaded() -> bool:
+    """Whether more programs wanted a processor in the last minute than there are processors. A machine that is busy all
+    the time measures evenly, and wrong: one was taken for 18 times slower than it is."""
+    return os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
 def on_battery() -> bool:

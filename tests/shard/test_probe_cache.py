@@ -52,6 +52,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     monkeypatch.setattr(probe_cache, "measure", measure)
     monkeypatch.setattr("psutil.sensors_battery", lambda: None, raising=False)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 99.0, 99.0))
     return made
 
 
@@ -123,6 +124,15 @@ def test_without_the_cache_it_is_measured_and_kept_nowhere(machine: Machine) -> 
 
 def test_what_a_busy_machine_measured_is_not_kept(machine: Machine) -> None:
     machine.spread = 0.4
+    machine.ask()
+    assert not machine.cache.path.exists()
+
+
+def test_what_an_evenly_overloaded_machine_measured_is_not_kept(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.getloadavg", lambda: (4.1, 0.0, 0.0))
     machine.ask()
     assert not machine.cache.path.exists()
 
