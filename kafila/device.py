@@ -110,7 +110,7 @@ class DeviceBackend:
 
     def _measure(self, offer: ModelOffer) -> Capability:
         # Imports numpy, slow and not needed for errors.
-        from kafila.shard.probe_cache import ProbeCache, default_path, measure_or_recall  # noqa: PLC0415
+        from kafila.shard.probe_cache import ProbeCache, default_path, measure_or_recall  # noqa: PLC0415  - numpy
 
         return measure_or_recall(
             self._ops(offer.dtype),

@@ -72,8 +72,7 @@ def plan_session(
     _check_numbers(members, anchor, users, margin, headroom)
     if shares is not None:
         _check_shares(shares, members, manifest)
-    refusal = _refuse_early(members, manifest, workload)
-    if refusal is not None:
+    if (refusal := _refuse_early(members, manifest, workload)) is not None:
         return refusal
     pairs = survey(members, edges or {})
     ordered_by = unpriced(pairs) if count_relays else pairs

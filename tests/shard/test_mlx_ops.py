@@ -22,7 +22,12 @@ from tests.shard.test_ops import host, numbers, random, rows_of
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed; not every platform has a wheel")
 
 from kafila.shard.mlx_matrices import QuantizedMatrix, StackedMatrix  # noqa: E402  - only where MLX is
-from kafila.shard.mlx_ops import CACHE_BYTES, EVALUATED_ROWS, WORKSPACE_BYTES, MlxOps  # noqa: E402
+from kafila.shard.mlx_ops import (  # noqa: E402  - it imports mlx
+    CACHE_BYTES,
+    EVALUATED_ROWS,
+    WORKSPACE_BYTES,
+    MlxOps,
+)
 
 
 def quantized(outputs: int, inputs: int, bits: int, group: int, seed: int = 0) -> tuple[QuantizedTensor, torch.Tensor]:
