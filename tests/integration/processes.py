@@ -21,6 +21,7 @@ class Process:
     def __init__(self, process: trio.Process) -> None:
         self._process = process
         self._changed = trio.Event()
+        self._silent = trio.Event()
         self.out = ""
         self.err = ""
 
@@ -32,6 +33,7 @@ class Process:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, self._process.stdout, "out")
             nursery.start_soon(self._read, self._process.stderr, "err")
+        self._silent.set()
 
     async def _read(self, stream: trio.abc.ReceiveStream | None, name: str) -> None:
         assert stream is not None
@@ -76,9 +78,11 @@ class Process:
         self._process.send_signal(number)
 
     async def wait(self) -> int:
-        """Its exit code."""
+        """Its exit code, once its last words have been read too: a process is often reaped before its pipes are empty."""
         with trio.fail_after(PATIENCE_S):
-            return await self._process.wait()
+            code = await self._process.wait()
+            await self._silent.wait()
+            return code
 
     async def stop(self) -> None:
         if self._process.poll() is None:
