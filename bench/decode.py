@@ -81,7 +81,7 @@ class Ours:
 def floor_of(shard: Shard[Tensor], head: HeadWeights[Tensor], config: DecoderConfig) -> Callable[[], object]:
     """The shard's matrices, each applied to one row of its own."""
     widths = (config.hidden, config.heads * config.head_dim, config.hidden, config.intermediate)
-    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.up_gate, w.down)]
+    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.mlp.up_gate, w.mlp.down)]
     rows = [torch.randn(1, width) for width in widths]
     calls = [*zip(matrices, rows * len(shard.weights), strict=True), (head.unembedding, rows[0])]
 
@@ -172,7 +172,7 @@ def mlx_figures(checkpoint: Checkpoint, dtype: str, tokens: int) -> dict[str, fl
         raise SystemExit("the shard was to hold the head")
     widths = (config.hidden, config.heads * config.head_dim, config.hidden, config.intermediate)
     rows = [mx.random.normal((1, width)).astype(getattr(mx, dtype)) for width in widths]
-    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.up_gate, w.down)]
+    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.mlp.up_gate, w.mlp.down)]
     calls = [*zip(matrices, rows * len(shard.weights), strict=True), (shard.head.unembedding, rows[0])]
     ours = Ours(shard, dtype)
     for _ in range(PROMPT):

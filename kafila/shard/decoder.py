@@ -14,7 +14,7 @@ from kafila.errors import DeviceError, ProtocolError
 from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.manifest import DTYPE_BYTES
-from kafila.shard.ops import AttentionShape, BlockWeights, HeadWeights, Ops, Placement, rope_frequencies
+from kafila.shard.ops import AttentionShape, BlockWeights, HeadWeights, Mlp, Ops, Placement, rope_frequencies
 from kafila.shard.sample import draw_all
 from kafila.shard.worker import Draws
 from kafila.types import BlockRange, History, Sampling, Segment
@@ -27,8 +27,11 @@ def block(ops: Ops[T], weights: BlockWeights[T], shape: AttentionShape, x: T, kv
     qkv = weights.qkv(ops.rms_norm(x, weights.attention_norm))
     attended = ops.attention(qkv, shape, weights.qk_norm, kv, placement)
     x = ops.add(x, weights.o(attended))
-    up_gate = weights.up_gate(ops.rms_norm(x, weights.mlp_norm))
-    return ops.add(x, weights.down(ops.silu_gate(up_gate)))
+    return ops.add(x, _mlp(ops, weights.mlp, ops.rms_norm(x, weights.mlp_norm)))
+
+
+def _mlp(ops: Ops[T], weights: Mlp[T], x: T) -> T:
+    return weights.down(ops.silu_gate(weights.up_gate(x)))
 
 
 class Shard(Generic[T]):

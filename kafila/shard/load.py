@@ -22,7 +22,7 @@ from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
 from kafila.shard.heap import pages_of_their_own
 from kafila.shard.manifest import EMBEDDING, NORM, UNEMBEDDING, Checkpoint, own_tensors, weight_format
-from kafila.shard.ops import BlockWeights, HeadWeights, HostMatrix, HostTensor, Norm, Ops, QuantizedTensor
+from kafila.shard.ops import BlockWeights, HeadWeights, HostMatrix, HostTensor, Mlp, Norm, Ops, QuantizedTensor
 from kafila.shard.quantize import quantize
 from kafila.types import BlockRange, TensorSpec
 
@@ -132,8 +132,10 @@ def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights) -> BlockWe
         qk_norm=_qk_norm(ops, config, weights) if config.qk_norm else None,
         o=matrix(["self_attn.o_proj"], bias=config.o_bias),
         mlp_norm=ops.norm(weights.tensor("post_attention_layernorm.weight"), config.norm_eps),
-        up_gate=matrix(["mlp.up_proj", "mlp.gate_proj"], bias=config.mlp_bias),
-        down=matrix(["mlp.down_proj"], bias=config.mlp_bias),
+        mlp=Mlp(
+            up_gate=matrix(["mlp.up_proj", "mlp.gate_proj"], bias=config.mlp_bias),
+            down=matrix(["mlp.down_proj"], bias=config.mlp_bias),
+        ),
     )
 
 

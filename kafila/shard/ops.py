@@ -87,6 +87,15 @@ class Norm(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class Mlp(Generic[T]):
+    """A block's gated MLP."""
+
+    up_gate: Matrix[T]
+    """(rows, hidden) to (rows, 2 intermediate): up, then gate."""
+    down: Matrix[T]
+
+
+@dataclass(frozen=True, slots=True)
 class BlockWeights(Generic[T]):
     """One decoder block. Matrices that read the same rows are fused, so each row is read once."""
 
@@ -97,9 +106,7 @@ class BlockWeights(Generic[T]):
     """Weight of shape (heads + kv_heads, head_dim), in pair order."""
     o: Matrix[T]
     mlp_norm: Norm[T]
-    up_gate: Matrix[T]
-    """(rows, hidden) to (rows, 2 intermediate): up, then gate."""
-    down: Matrix[T]
+    mlp: Mlp[T]
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,7 @@ class TorchOps:
     ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor] | None:
         """`torch_kernels.packed_block` or ``few_bits_block`` with everything bound, if all four matrices are of a kind
         that one of them takes."""
-        matrices = (weights.qkv, weights.o, weights.up_gate, weights.down)
+        matrices = (weights.qkv, weights.o, weights.mlp.up_gate, weights.mlp.down)
         if few := few_bits.parts_of(matrices):
             return self._few_bits_block(weights, shape, few)
         qkv, o, up_gate, down = (m.packed if isinstance(m, PackedMatrix) else None for m in matrices)

@@ -252,7 +252,8 @@ def test_blocks_in_few_bits_are_fused(plain: Path) -> None:
         ops = TorchOps("cpu", "bfloat16", threads=1)
         few = dataclasses.replace(checkpoint, config=config)
         shard = load_shard(ops, few, BlockRange(0, 1), holds_head=False, slots=1, context=8)
-        kinds = {type(getattr(shard.weights[0], name)).__name__ for name in ("qkv", "o", "up_gate", "down")}
+        block = shard.weights[0]
+        kinds = {type(matrix).__name__ for matrix in (block.qkv, block.o, block.mlp.up_gate, block.mlp.down)}
         assert kinds == {"RowMatrix" if scheme == "int8" else "Int4Matrix"}
 
 
