@@ -70,6 +70,21 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertBytes:
+    """What is read of blocks with experts, of which a token goes through some: means over the model's blocks, so that a
+    model of which some blocks have none is described too."""
+
+    count: int
+    """Experts in a block."""
+    active: int
+    """How many of them a token goes through."""
+    shared_bytes: int
+    """What every token reads of a block: all but the experts."""
+    expert_bytes: int
+    """All experts of a block together."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelManifest:
     """What the planner must know of a model, all sizes in bytes (paper Section V-A, beta_block and beta_head)."""
 
@@ -85,6 +100,8 @@ class ModelManifest:
     hidden_bytes: int
     """One token's activation as it crosses an edge."""
     max_context: int
+    experts: ExpertBytes | None = None
+    """``None``: a token reads every weight of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +247,45 @@ class FinishReason(Enum):
     BUSY = "busy"
     """Not begun: too many wait already."""
     ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Bytes of a checkpoint's file, as one member asks another for them."""
+
+    file: str
+    start: int
+    end: int
+    """Exclusive; fewer may come."""
+    size: int = 0
+    """Of the whole file, where it is known; 0: not known yet, as of everything below that is empty."""
+    etag: str = ""
+    """What its source told it apart by."""
+    revision: str = ""
+    """The hub's commit."""
+    layout: bytes = b""
+    """SHA-256 of a safetensors file's header (32 bytes): which tensor is where in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """Bytes of a file from ``start`` on, and which file they are of."""
+
+    start: int
+    size: int
+    etag: str
+    data: bytes
+
+
+class Withheld(Enum):
+    """Why a member does not give a part of a file."""
+
+    NOT_SHARING = 0
+    """Its owner has not allowed it."""
+    NOT_HELD = 1
+    OTHER_VERSION = 2
+    """It holds another file under that name."""
+    ABSENT = 3
+    """The checkpoint has no such file."""
+    BUSY = 4
+    """More was asked at once than is allowed."""
