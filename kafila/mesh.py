@@ -7,6 +7,8 @@ QUIC begins through the relay at once, while both sides punch (DESIGN section 5)
 wants sent goes wherever the peer's paths say now, and it is told when that changes.
 
     link   OPENING --Established--> UP --closed by either side, or silence for GONE_AFTER_S--> gone
+
+How long a link may be OPENING is for whoever opened it to say: the other end may not have been told of it yet.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ GONE_AFTER_S = 6.0
 a direct path takes to be given up for the relay."""
 GONE_WITHOUT_RENDEZVOUS_S = 30.0
 """The same while the rendezvous is away, for a relayed link can only come back with it."""
+UNHEARD = "the others went on without this machine: they heard nothing of it (was it asleep, or far too busy?)"
+"""What a peer that was given up for silence is told, should it come back."""
 MAX_EARLY_DATAGRAMS = 32
 """Kept of a peer that dialled before this member was told of it: a handshake's first flight, early words, and pings."""
 MAX_EXTRAS = 1024
@@ -272,7 +276,7 @@ class Mesh:
         elif classify(data) is Kind.QUIC:
             link.connection.receive([data], now)
             link.paths.data_received(source, now)
-            link.heard_at = now
+            link.heard_at = now  # its time begins with the first thing that it can be silent after
         elif classify(data) is Kind.EARLY:
             link.connection.receive_early(data)
         else:
@@ -348,8 +352,10 @@ class Mesh:
             patience_s, since = GONE_AFTER_S, max(link.heard_at, self._ready_at)
         else:
             patience_s, since = GONE_WITHOUT_RENDEZVOUS_S, link.heard_at
-        if now - since >= patience_s:
-            self._hang_up(link.peer, "no sign of life", now)
+        if not link.connection.established:
+            link.heard_at = now  # its time begins with the first thing that it can be silent after
+        elif now - since >= patience_s:
+            self._hang_up(link.peer, UNHEARD, now)
             self._events.append(LinkDown(link.peer, f"no sign of life for {patience_s:.0f} s", by_peer=False))
         elif now - link.heard_at >= HEARTBEAT_S:
             link.connection.ping()

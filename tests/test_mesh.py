@@ -218,6 +218,29 @@ def test_a_member_that_dies_is_missed_within_seconds(pair: Pair) -> None:
     assert "no sign of life" in pair.b.down()[0].reason
 
 
+def test_a_peer_that_comes_late_to_a_link_is_waited_for(pair: Pair) -> None:
+    """It may be slow to hear of the link, or stand still before its first word: whoever waits says for how long."""
+    pair.a.open(pair.b)
+    pair.wire.run(3 * GONE_AFTER_S)
+    assert not pair.a.down()
+    pair.b.open(pair.a)
+    assert pair.wire.run(3.0, pair.linked)
+    pair.wire.run(2.0)
+    assert not pair.a.down()
+    assert not pair.b.down()
+
+
+def test_who_was_given_up_for_silence_is_told_so_when_it_is_back(pair: Pair) -> None:
+    pair.link()
+    pair.wire.detach(pair.a.address)
+    assert pair.wire.run(30.0, lambda: bool(pair.b.down()))
+    pair.wire.attach(pair.a.address, pair.a.mesh)
+    assert pair.wire.run(10.0, lambda: bool(pair.a.down()))
+    (down,) = pair.a.down()
+    assert down.by_peer
+    assert "nothing of it" in down.reason
+
+
 def test_a_machine_that_stood_still_does_not_take_its_own_pause_for_its_peers(pair: Pair) -> None:
     pair.link()
     pair.wire.run(5.0)

@@ -119,10 +119,17 @@ class MemberSession(Machine):
                 self._events.append(GuestCame(member))
             case VisitOver(node), _:
                 self._guest_gone(node)
+            case Over(_, names), _ if self._own_name in names:
+                self._over(Ended(f"{self._host_name} went on without this machine: it heard nothing of it for a while"))
             case Over(text, names, wished), _:
                 self._over(Ended(text, names, wished=wished))
             case _:
                 pass  # out of order or not for us: sealed and authentic, but nothing to act on
+
+    @property
+    def _own_name(self) -> str | None:
+        """What the others call this member, once it has a place in the ring."""
+        return next((info.name for info in self._ring if info.node_id == self._me.node_id), None)
 
     def _serve_when_linked(self) -> None:
         """A member's links were up before the host let it serve; a guest's may not be."""

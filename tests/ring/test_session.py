@@ -215,6 +215,18 @@ def test_whenever_somebody_leaves_the_others_end_or_form_without_them(members: i
         assert all("left" in str(events[-1]) for node, events in session.events.items() if node != gone)
 
 
+def test_a_member_that_was_given_up_while_it_stood_still_is_not_told_of_itself_as_of_another() -> None:
+    session = Session(2, 3)
+    session.run()
+    session.host.gone(info(1).node_id)
+    session.run()
+    ends = {node: [e.text for e in events if isinstance(e, Ended)] for node, events in session.events.items()}
+    for other in (0, 2):
+        assert ends[info(other).node_id] == ["member 1 left the session"]
+    (text,) = ends[info(1).node_id]
+    assert "went on without this machine" in text
+
+
 def test_a_silent_host_is_given_up_after_a_while() -> None:
     member = MemberSession(info(1), info(0).node_id, now=5.0)
     assert member.next_timer() == 5.0 + WELCOME_TIMEOUT_S
