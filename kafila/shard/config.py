@@ -7,32 +7,13 @@ planner reads sizes where no tensor library is installed.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
+from kafila.shard.experts import ExpertShape, parse_experts
 from kafila.shard.formats import Quantization, parse_quantization
-
-Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LinearRope:
-    """Positions divided by ``factor`` (position interpolation)."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Rope:
-    """Llama 3.1's scaling: long wavelengths divided by ``factor``, short ones kept, a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
+from kafila.shard.keys import Json, Keys, load_keys
+from kafila.shard.rope import Rope, parse_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +32,8 @@ class DecoderConfig:
     intermediate: int
     vocab: int
     norm_eps: float
-    rope_theta: float
-    rope_scaling: LinearRope | Llama3Rope | None
+    ropes: tuple[Rope, ...]
+    """By block: how positions turn queries and keys."""
     tied: bool
     """The unembedding is the embedding."""
     qk_norm: bool
@@ -67,6 +48,8 @@ class DecoderConfig:
     """Every id that ends a turn: ``generation_config.json``'s where there are any, else ``config.json``'s."""
     quantization: Quantization | None = None
     """How matrices are held in few bits; None: all plainly."""
+    experts: ExpertShape | None = None
+    """None: every block has one MLP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +65,8 @@ class _Family:
     """Has windows, where ``use_sliding_window`` says so."""
     window: int | None = None
     """Has windows in every block, of this size where ``sliding_window`` is absent (``null`` is none)."""
+    experts: bool = False
+    """Has experts, and windows in every block where it has any."""
 
 
 _FAMILIES = {
@@ -89,6 +74,7 @@ _FAMILIES = {
     "MistralForCausalLM": _Family(qkv_bias=False, o_bias=False, mlp_bias=False, window=4096),
     "Qwen2ForCausalLM": _Family(qkv_bias=True, o_bias=False, mlp_bias=False, sliding=True),
     "Qwen3ForCausalLM": _Family(qk_norm=True, mlp_bias=False, head_dim=128, sliding=True),
+    "Qwen3MoeForCausalLM": _Family(qk_norm=True, mlp_bias=False, sliding=True, experts=True),
 }
 SUPPORTED = tuple(_FAMILIES)
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -100,14 +86,13 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
 
     Raises UnsupportedModel for what we do not implement, ModelIncomplete for what is missing or makes no sense.
     """
-    config = _Keys("config.json", _load("config.json", text))
-    generation = _load("generation_config.json", generation_text) if generation_text is not None else {}
+    config = load_keys("config.json", text)
+    generation = load_keys("generation_config.json", "{}" if generation_text is None else generation_text)
     family_name, family = _family(config)
     _refuse_variants(config, family_name)
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     attention_bias = config.flag("attention_bias")
     blocks = config.count("num_hidden_layers")
-    theta, scaling = _rope(config, family_name)
     decoder = DecoderConfig(
         family=family_name,
         dtype=_dtype(config),
@@ -119,8 +104,7 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
         intermediate=config.count("intermediate_size"),
         vocab=config.count("vocab_size"),
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        ropes=(parse_rope(config, family_name, _DEFAULT_THETA),) * blocks,
         tied=config.flag("tie_word_embeddings"),
         qk_norm=family.qk_norm,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -128,8 +112,9 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
         mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
         windows=_windows(config, family, blocks),
         max_context=config.count("max_position_embeddings", 2048),
-        eos_ids=_eos_ids(generation) or _eos_ids(config.values),
+        eos_ids=_eos_ids(generation.values) or _eos_ids(config.values),
         quantization=parse_quantization(config.get("quantization")),
+        experts=parse_experts(config, blocks) if family.experts else None,
     )
     if decoder.heads % decoder.kv_heads or decoder.head_dim % 2:
         raise ModelIncomplete(
@@ -139,49 +124,7 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
     return decoder
 
 
-def _load(name: str, text: str | bytes) -> Json:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelIncomplete(f"{name} is not JSON ({error}): download the checkpoint again") from error
-    if not isinstance(values, dict):
-        raise ModelIncomplete(f"{name} is not a JSON object: download the checkpoint again")
-    return values
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Typed look-ups that say what is wrong with which key."""
-
-    file: str
-    values: Json
-
-    def get(self, key: str) -> Any:
-        return self.values.get(key)
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ModelIncomplete(f"{self.file} has no {key}: is this a causal language model's checkpoint?")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelIncomplete(f"{self.file}: {key} is {value!r} and not a whole number above 0")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0."""
-        value = self.values.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ModelIncomplete(f"{self.file}: {key} is {value!r} and not a number above 0")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        return self.values.get(key) is True
-
-
-def _family(config: _Keys) -> tuple[str, _Family]:
+def _family(config: Keys) -> tuple[str, _Family]:
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) and architectures else [config.get("model_type")]
     for name in names:
@@ -190,7 +133,7 @@ def _family(config: _Keys) -> tuple[str, _Family]:
     raise UnsupportedModel(f"architecture {names[0]!r} is not supported; these are: {', '.join(SUPPORTED)}")
 
 
-def _refuse_variants(config: _Keys, family: str) -> None:
+def _refuse_variants(config: Keys, family: str) -> None:
     """Settings that would change the arithmetic and that we do not implement are refused, never ignored."""
     if (other := config.get("quantization_config")) and not config.get("quantization"):
         method = other.get("quant_method", "unknown") if isinstance(other, dict) else "unknown"
@@ -200,45 +143,18 @@ def _refuse_variants(config: _Keys, family: str) -> None:
         )
     if (activation := config.get("hidden_act")) not in (None, "silu"):
         raise UnsupportedModel(f"{family} with the activation {activation!r} is not supported; supported is: silu")
-    rope = config.get("rope_parameters")
-    partial = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
-    if (partial or config.get("partial_rotary_factor")) not in (None, 1):
+    if config.get("partial_rotary_factor") not in (None, 1):
         raise UnsupportedModel(f"{family} with a partial rotary embedding is not supported")
 
 
-def _dtype(config: _Keys) -> str:
+def _dtype(config: Keys) -> str:
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
     if value not in _DTYPES:
         raise UnsupportedModel(f"weights of type {value!r} are not supported; supported are: {', '.join(_DTYPES)}")
     return str(value)
 
 
-def _rope(config: _Keys, family: str) -> tuple[float, LinearRope | Llama3Rope | None]:
-    """Base and scaling, from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4)."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, dict):
-        raise ModelIncomplete("config.json: the rope parameters are not a JSON object")
-    rope = _Keys("config.json, rope parameters", parameters)
-    theta = rope.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
-    match parameters.get("rope_type") or parameters.get("type") or "default":
-        case "default":
-            return theta, None
-        case "linear":
-            return theta, LinearRope(rope.number("factor"))
-        case "llama3":
-            return theta, Llama3Rope(
-                rope.number("factor"),
-                rope.number("low_freq_factor"),
-                rope.number("high_freq_factor"),
-                rope.count("original_max_position_embeddings"),
-            )
-        case other:
-            raise UnsupportedModel(
-                f"{family} with rope scaling {other!r} is not supported; supported are: default, linear, llama3"
-            )
-
-
-def _windows(config: _Keys, family: _Family, blocks: int) -> tuple[int | None, ...]:
+def _windows(config: Keys, family: _Family, blocks: int) -> tuple[int | None, ...]:
     """By block, from ``layer_types`` (newer configs) or ``max_window_layers``: earlier blocks see everything."""
     if family.window is not None:
         absent = "sliding_window" in config.values and config.get("sliding_window") is None
@@ -246,6 +162,8 @@ def _windows(config: _Keys, family: _Family, blocks: int) -> tuple[int | None, .
     if not family.sliding or not config.flag("use_sliding_window") or config.get("sliding_window") is None:
         return (None,) * blocks
     window = config.count("sliding_window")
+    if family.experts:
+        return (window,) * blocks
     kinds = config.get("layer_types")
     if kinds is None:
         first = config.get("max_window_layers") or 0

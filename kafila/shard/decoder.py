@@ -14,7 +14,7 @@ from kafila.errors import DeviceError, ProtocolError
 from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.manifest import DTYPE_BYTES
-from kafila.shard.ops import AttentionShape, BlockWeights, HeadWeights, Mlp, Ops, Placement, rope_frequencies
+from kafila.shard.ops import AttentionShape, BlockWeights, Experts, HeadWeights, Mlp, Ops, Placement
 from kafila.shard.sample import draw_all
 from kafila.shard.worker import Draws
 from kafila.types import BlockRange, History, Sampling, Segment
@@ -30,7 +30,9 @@ def block(ops: Ops[T], weights: BlockWeights[T], shape: AttentionShape, x: T, kv
     return ops.add(x, _mlp(ops, weights.mlp, ops.rms_norm(x, weights.mlp_norm)))
 
 
-def _mlp(ops: Ops[T], weights: Mlp[T], x: T) -> T:
+def _mlp(ops: Ops[T], weights: Mlp[T] | Experts[T], x: T) -> T:
+    if isinstance(weights, Experts):
+        return ops.mixture(x, weights)
     return weights.down(ops.silu_gate(weights.up_gate(x)))
 
 
@@ -53,10 +55,12 @@ class Shard(Generic[T]):
         self._config = config
         self._cache = cache
         self._interrupted = False
-        self._rope = ops.rope(rope_frequencies(config), cache.context)
+        held = range(blocks.first, blocks.stop)
+        ropes = list(dict.fromkeys(config.ropes[index] for index in held)) or [config.ropes[0]]
+        self._ropes = [ops.rope(rope.frequencies(config.head_dim), cache.context) for rope in ropes]
+        self._turned_by = [ropes.index(config.ropes[index]) for index in held]
         shapes = [
-            AttentionShape(config.heads, config.kv_heads, config.head_dim, config.windows[index] or 0)
-            for index in range(blocks.first, blocks.stop)
+            AttentionShape(config.heads, config.kv_heads, config.head_dim, config.windows[index] or 0) for index in held
         ]
         self._blocks = [
             ops.fused_block(own, shape) or partial(block, ops, own, shape)
@@ -83,7 +87,7 @@ class Shard(Generic[T]):
         self._cache.check(segments)
         with self._ops.scope():
             x = self._embed(segments, tokens) if tokens is not None else self._rows(segments, hidden or b"", dtype)
-            x = self._run(x, self._ops.place(segments, self._rope))
+            x = self._run(x, [self._ops.place(segments, rope) for rope in self._ropes])
             self._cache.extend(segments)
             return self._ops.to_bytes(x, dtype)
 
@@ -110,12 +114,13 @@ class Shard(Generic[T]):
             logits = ops.to_numpy(head.unembedding(ops.rms_norm(x, head.norm)))
         return draw_all(logits, segments, sampling, histories)
 
-    def _run(self, x: T, placement: Placement[T]) -> T:
+    def _run(self, x: T, placements: Sequence[Placement[T]]) -> T:
+        """``placements``: one a kind of rotation."""
         run: Callable[[T, T, Placement[T]], T]
-        for run, kv in zip(self._blocks, self._cache.storage, strict=True):
+        for run, kv, turned_by in zip(self._blocks, self._cache.storage, self._turned_by, strict=True):
             if self._interrupted:
                 raise DeviceError("stopped while it was computing")
-            x = run(x, kv, placement)
+            x = run(x, kv, placements[turned_by])
         return x
 
     def _embed(self, segments: Sequence[Segment], tokens: Sequence[int]) -> T:

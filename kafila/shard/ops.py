@@ -9,8 +9,7 @@ reorders the rows of q and k once, because a pair side by side is one complex nu
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -18,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kafila.shard.config import DecoderConfig, LinearRope, Llama3Rope
 from kafila.shard.formats import WORD_BITS, Affine
 from kafila.types import Segment
 
@@ -95,6 +93,23 @@ class Mlp(Generic[T]):
     down: Matrix[T]
 
 
+Bank: TypeAlias = Any
+"""A block's experts as their backend holds them. Opaque everywhere else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Generic[T]):
+    """A block's mixture of experts, in the place of its `Mlp`."""
+
+    router: Matrix[T]
+    """(rows, hidden) to (rows, experts)."""
+    bank: Bank
+    active: int
+    """How many experts a row goes through."""
+    normalised: bool
+    """Their weights add up to 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockWeights(Generic[T]):
     """One decoder block. Matrices that read the same rows are fused, so each row is read once."""
@@ -106,7 +121,7 @@ class BlockWeights(Generic[T]):
     """Weight of shape (heads + kv_heads, head_dim), in pair order."""
     o: Matrix[T]
     mlp_norm: Norm[T]
-    mlp: Mlp[T]
+    mlp: Mlp[T] | Experts[T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +199,11 @@ class Ops(Protocol[T]):
         """
         ...
 
+    def expert_bank(self, experts: Iterable[tuple[Sequence[HostMatrix], HostMatrix]], count: int) -> Bank:
+        """``count`` experts alike, each its up and gate (parts of one matrix) and its down; taken one after another, so
+        that only one need be in main memory."""
+        ...
+
     def table(self, weight: HostMatrix) -> Table:
         """An embedding, (vocab, hidden)."""
         ...
@@ -231,6 +251,11 @@ class Ops(Protocol[T]):
         """up * gate * sigmoid(gate): (rows, 2n) to (rows, n)."""
         ...
 
+    def mixture(self, x: T, experts: Experts[T]) -> T:
+        """Each row through the experts that the router finds most probable (a softmax in float32), their outputs added
+        up by those probabilities: (rows, hidden) to (rows, hidden)."""
+        ...
+
     def take_rows(self, x: T, rows: Sequence[int]) -> T:
         """Some rows, in that order."""
         ...
@@ -252,29 +277,3 @@ class Ops(Protocol[T]):
     def to_numpy(self, x: T) -> npt.NDArray[np.float32]:
         """Float32 in main memory; waits for the device."""
         ...
-
-
-def rope_frequencies(config: DecoderConfig) -> list[float]:
-    """Radians a position, one a pair: theta^(-2i/head_dim), then the checkpoint's scaling.
-
-    Llama 3's ramp: https://github.com/meta-llama/llama-models, ``apply_scaling``.
-    """
-    pairs = config.head_dim // 2
-    plain = [config.rope_theta ** (-index / pairs) for index in range(pairs)]
-    match config.rope_scaling:
-        case None:
-            return plain
-        case LinearRope(factor):
-            return [frequency / factor for frequency in plain]
-        case Llama3Rope() as scaling:
-            return [_llama3(frequency, scaling) for frequency in plain]
-
-
-def _llama3(frequency: float, scaling: Llama3Rope) -> float:
-    turns = scaling.original_context * frequency / (2 * math.pi)
-    if turns < scaling.low_freq_factor:
-        return frequency / scaling.factor
-    if turns > scaling.high_freq_factor:
-        return frequency
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return (1 - kept) * frequency / scaling.factor + kept * frequency

@@ -34,7 +34,7 @@ over days, and people who come back to a session do so the same evening."""
 MAX_ENTRIES = 64
 """More models and devices than anybody goes through in a day; the oldest go first."""
 _LIBRARIES = ("kafila", "torch", "mlx", "numpy")
-_NO_MATTER = {"max_context", "rope_theta", "rope_scaling", "eos_ids", "norm_eps"}
+_NO_MATTER = {"max_context", "ropes", "eos_ids", "norm_eps"}
 """Of a configuration: what changes numbers and not how long they take."""
 
 

@@ -117,7 +117,8 @@ def build_rig(ops: Ops[T], config: DecoderConfig, clock: Clock, last_level_cache
         blocks = _build_blocks(ops, shape, block_count(sizes.block_bytes, last_level_cache), until, clock, random)
         shorter = _shortened(config, max(LEAST_WEIGHTS, weights_per_s * HEAD_S))
         head = _build_head(ops, shorter, random)
-    shape = replace(shape, windows=(config.windows[0],) * len(blocks), vocab=shorter.vocab)
+    windows, ropes = config.windows[:1] * len(blocks), config.ropes[:1] * len(blocks)
+    shape = replace(shape, windows=windows, ropes=ropes, vocab=shorter.vocab)
 
     def stage(size: int, with_head: HeadWeights[T] | None = None) -> Shard[T]:
         held = BlockRange(0, size)

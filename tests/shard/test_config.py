@@ -9,7 +9,8 @@ import pytest
 import transformers
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
-from kafila.shard.config import LinearRope, Llama3Rope, parse_config
+from kafila.shard.config import parse_config
+from kafila.shard.rope import LinearRope, Llama3Rope, Rope
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -40,14 +41,13 @@ def test_the_two_dialects_say_the_same() -> None:
     old = _parse({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}, "torch_dtype": "bfloat16"})
     new = _parse({"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}, "dtype": "bfloat16"})
     assert old == new
-    assert new.rope_theta == 5e5
-    assert new.rope_scaling == Llama3Rope(8.0, 1.0, 4.0, 8192)
+    assert new.ropes == (Rope(5e5, Llama3Rope(8.0, 1.0, 4.0, 8192)),) * 4
     assert new.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_linear_scaling_has_two_spellings(key: str) -> None:
-    assert _parse({"rope_scaling": {key: "linear", "factor": 2}}).rope_scaling == LinearRope(2.0)
+    assert _parse({"rope_scaling": {key: "linear", "factor": 2}}).ropes[0].scaling == LinearRope(2.0)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
@@ -55,7 +55,7 @@ def test_absent_keys_mean_what_transformers_means(family: str) -> None:
     """An old checkpoint writes few keys; the rest is the configuration class's default."""
     theirs = getattr(transformers, f"{family}Config")()
     ours = _parse({"architectures": [f"{family}ForCausalLM"], "num_key_value_heads": None, "rms_norm_eps": None})
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.ropes[0].theta == theirs.rope_parameters["rope_theta"]
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.tied == theirs.tie_word_embeddings
     assert ours.head_dim == (128 if family == "Qwen3" else 64 // 4)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kafila.shard import probe_cache
 from kafila.shard.config import parse_config
 from kafila.shard.probe_cache import EXPIRY_S, MAX_ENTRIES, ProbeCache, default_path, digest, measure_or_recall
+from kafila.shard.rope import Rope
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import Capability
 from tests.shard.test_config import LLAMA
@@ -100,7 +101,7 @@ def test_another_version_is_measured(machine: Machine, monkeypatch: pytest.Monke
 
 def test_what_changes_numbers_and_not_time_is_not_measured_again(machine: Machine) -> None:
     machine.ask()
-    machine.ask(rope_theta=1.0, eos_ids=(1,))
+    machine.ask(ropes=(Rope(1.0),) * 2, eos_ids=(1,))
     assert machine.measured == 1
 
 

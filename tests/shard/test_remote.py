@@ -237,7 +237,7 @@ def test_both_homes_of_the_chat_template(here: Any, original: Path, home: str) -
 def test_the_older_dialect_of_the_config(here: Any, original: Path) -> None:
     edit_config(original, rope_parameters=None, rope_theta=5000.0, dtype=None, torch_dtype="float32")
     checkpoint, _ = here().open()
-    assert (checkpoint.config.rope_theta, checkpoint.config.dtype) == (5000.0, "float32")
+    assert (checkpoint.config.ropes[0].theta, checkpoint.config.dtype) == (5000.0, "float32")
 
 
 def test_a_template_that_is_gone_at_the_source_is_gone_here(here: Any, original: Path) -> None:

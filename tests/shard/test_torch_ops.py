@@ -18,8 +18,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kafila.errors import DeviceError
 from kafila.shard import torch_kernels as kernels
-from kafila.shard.config import LinearRope, Llama3Rope, parse_config
-from kafila.shard.ops import AttentionShape, HostTensor, rope_frequencies
+from kafila.shard.config import parse_config
+from kafila.shard.ops import AttentionShape, HostTensor
+from kafila.shard.rope import LinearRope, Llama3Rope
 from kafila.shard.torch_matrices import DenseMatrix, PackedMatrix, StackedMatrix
 from kafila.shard.torch_ops import TorchOps
 from tests.shard.test_config import LLAMA, LLAMA3
@@ -92,7 +93,7 @@ def test_a_large_matrix_is_packed_in_pieces(monkeypatch: pytest.MonkeyPatch, *, 
     parts = [_host(_random(8, 16, seed=1)), _host(_random(5, 16, seed=2))]
     biases = [_host(_random(8, seed=3)), _host(_random(5, seed=4))] if bias else None
     whole = _ops("bfloat16").matrix(parts, biases)
-    monkeypatch.setattr("kafila.shard.torch_ops._PACK_WEIGHTS", 3 * 16)
+    monkeypatch.setattr("kafila.shard.torch_matrices.PACK_WEIGHTS", 3 * 16)
     pieces = _ops("bfloat16").matrix(parts, biases)
     assert isinstance(pieces, StackedMatrix)
     assert len(pieces.parts) == 3 + 2
@@ -155,8 +156,8 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
     else:
         expected, _ = ROPE_INIT_FUNCTIONS[kind](theirs, torch.device("cpu"))
     config = parse_config(json.dumps(LLAMA | {"rope_parameters": parameters, **keys}))
-    assert config.rope_scaling == scaling
-    torch.testing.assert_close(torch.tensor(rope_frequencies(config)), expected)
+    assert config.ropes[0].scaling == scaling
+    torch.testing.assert_close(torch.tensor(config.ropes[0].frequencies(128)), expected)
 
 
 def test_attention_shapes_are_values() -> None:
