@@ -10,6 +10,7 @@ the package's shared values.
     throughput  the other objective, exactly     baselines   uniform and memory-proportional divisions
     admit       what fits in memory              decline     what does not, and what would help
     describe    a plan as text                   sizes       a model's sizes from its config.json
+    batching    rates when answers share batches reads       what a batch reads of a block with experts
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kafila.plan.outcome import (
     Stage,
 )
 from kafila.plan.planner import plan_session
+from kafila.plan.reads import read_bytes
 from kafila.plan.sizes import manifest_from_config
 
 __all__ = [
@@ -50,5 +52,6 @@ __all__ = [
     "describe",
     "manifest_from_config",
     "plan_session",
+    "read_bytes",
     "remark",
 ]

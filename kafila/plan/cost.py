@@ -1,9 +1,10 @@
 """The cost model: equation (2) of the paper, as exact integers.
 
-A stage of ``n`` blocks costs ``o + n * block_bytes / bandwidth``, and at the head ``head_read_bytes`` over its own rate
-more: the head reads its unembedding once per token, while the embedding it also keeps resident is a lookup of one
-row. The paper reads it at the blocks' bandwidth; one long matrix is read faster than a block's short ones, so where the
-member measured its head, that rate is used.
+A stage of ``n`` blocks costs ``o + n * read_bytes / bandwidth``, of a block with experts the bytes of those that a token
+goes through (:mod:`kafila.plan.reads`), and at the head ``head_read_bytes`` over its own rate more: the head reads its
+unembedding once per token, while the embedding it also keeps resident is a lookup of one row. The paper reads it at the
+blocks' bandwidth; one long matrix is read faster than a block's short ones, so where the member measured its head, that
+rate is used.
 
 Costs are integers, in ticks of one femtosecond. Algorithm 1 asks whether a stage fits under a bound that is itself
 some stage's cost; in floating point ``(fixed + n * per - fixed) / per`` may come out below ``n`` and the bound refuse
@@ -18,6 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from kafila.plan.members import Member, ModelManifest, measured
+from kafila.plan.reads import read_bytes
 
 TICKS_PER_SECOND = 10**15
 
@@ -99,13 +101,13 @@ def price(member: Member, manifest: ModelManifest, limits: Limits, tier: Tier) -
     if tier is Tier.COST and member.bandwidth_bytes_per_s is not None and member.overhead_s is not None:
         return Device(
             overhead=to_ticks(member.overhead_s),
-            per_block=read_ticks(manifest.block_bytes, member.bandwidth_bytes_per_s),
+            per_block=read_ticks(read_bytes(manifest), member.bandwidth_bytes_per_s),
             head_read=read_ticks(manifest.head_read_bytes, _head_rate(member, member.bandwidth_bytes_per_s)),
             limit=limits.plain,
             head_limit=limits.head,
         )
     if tier is Tier.FLOPS and member.flops is not None:
-        per_block = read_ticks(manifest.block_bytes, member.flops)
+        per_block = read_ticks(read_bytes(manifest), member.flops)
         return Device(0, per_block, 0, limits.plain, limits.head)
     return None
 

@@ -1,22 +1,25 @@
 """A model's sizes from its config.json alone, for planning before anything is fetched.
 
-Covers the decoders that share one shape: RMSNorm, rotary attention with grouped keys and values, a gated MLP. What a
-checkpoint really holds is measured from its file headers when it is loaded.
+Covers the decoders that share one shape: RMSNorm, rotary attention with grouped keys and values, a gated MLP or experts
+that each are one. What a checkpoint really holds is measured from its file headers when it is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
 from kafila.plan.members import ModelManifest
+from kafila.types import ExpertBytes
 
-_QK_NORM = {"qwen3"}
+_QK_NORM = {"qwen3", "qwen3_moe"}
 """Families with a norm over each head's query and key."""
 _QKV_BIAS = {"qwen2"}
 """Families whose query, key and value projections always have biases."""
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
+_EXPERTS = {"qwen3_moe"}
+"""Families whose blocks have a router and experts."""
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _DEFAULT_CONTEXT = 2048
 """What ``max_position_embeddings`` means when a Llama-style config leaves it out."""
@@ -33,15 +36,21 @@ def manifest_from_config(config: Mapping[str, object], name: str) -> ModelManife
     width = _dtype_bytes(config, name)
     vocabulary = _whole(config, "vocab_size", name) * shape.hidden
     tied = config.get("tie_word_embeddings") is True
+    blocks = _whole(config, "num_hidden_layers", name)
+    block_bytes = _block_weights(config, family, shape) * width
+    experts = None
+    if family in _EXPERTS:
+        block_bytes, experts = _with_experts(config, name, blocks, block_bytes, shape, width)
     return ModelManifest(
         name=name,
-        blocks=_whole(config, "num_hidden_layers", name),
-        block_bytes=_block_weights(config, family, shape) * width,
+        blocks=blocks,
+        block_bytes=block_bytes,
         head_bytes=(vocabulary * (1 if tied else 2) + shape.hidden) * width,
         head_read_bytes=(vocabulary + shape.hidden) * width,
         kv_bytes_per_token_per_block=2 * shape.keys * width,
         hidden_bytes=shape.hidden * width,
         max_context=_whole(config, "max_position_embeddings", name, _DEFAULT_CONTEXT),
+        experts=experts,
     )
 
 
@@ -77,6 +86,27 @@ def _block_weights(config: Mapping[str, object], family: str, shape: _Shape) -> 
     if config.get("mlp_bias") is True:
         weights += 2 * inner + hidden
     return weights
+
+
+def _with_experts(
+    config: Mapping[str, object], name: str, blocks: int, plain_bytes: int, shape: _Shape, width: int
+) -> tuple[int, ExpertBytes | None]:
+    """Bytes of the largest block, and what is read of blocks; ``plain_bytes`` has a block with one MLP."""
+    count = _whole(config, "num_local_experts", name, _whole(config, "num_experts", name, 128))
+    step = _whole(config, "decoder_sparse_step", name, 1)
+    dense = config.get("mlp_only_layers") or ()
+    if not isinstance(dense, Collection):
+        raise ModelIncomplete(f"{name}: config.json does not say 'mlp_only_layers' as a list of blocks")
+    sparse = sum(index not in dense and (index + 1) % step == 0 for index in range(blocks))
+    if not sparse:
+        return plain_bytes, None
+    router = count * shape.hidden * width
+    experts = 3 * shape.hidden * _whole(config, "moe_intermediate_size", name, 768) * count * width
+    mlp = 3 * shape.hidden * shape.inner * width
+    shared = plain_bytes - mlp + (sparse * router + (blocks - sparse) * mlp) // blocks
+    largest = max(plain_bytes - mlp + router + experts, plain_bytes if sparse < blocks else 0)
+    active = _whole(config, "num_experts_per_tok", name, 8)
+    return largest, ExpertBytes(count, min(active, count), shared, sparse * experts // blocks)
 
 
 def _family(config: Mapping[str, object], name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,9 +20,10 @@ from kafila.shard.cache import KvCache
 from kafila.shard.cache_folder import complete
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
+from kafila.shard.experts import EXPERTS, ROUTER, STACKED, ExpertShape
 from kafila.shard.heap import pages_of_their_own
-from kafila.shard.manifest import EMBEDDING, NORM, UNEMBEDDING, Checkpoint, own_tensors, weight_format
-from kafila.shard.ops import BlockWeights, HeadWeights, HostMatrix, HostTensor, Mlp, Norm, Ops, QuantizedTensor
+from kafila.shard.manifest import EMBEDDING, NORM, UNEMBEDDING, Checkpoint, own_tensors, stacks_experts, weight_format
+from kafila.shard.ops import BlockWeights, Experts, HeadWeights, HostMatrix, HostTensor, Mlp, Norm, Ops, QuantizedTensor
 from kafila.shard.quantize import quantize
 from kafila.types import BlockRange, TensorSpec
 
@@ -51,6 +52,10 @@ class Weights(Protocol):
 
     def matrix(self, module: str) -> HostMatrix:
         """A weight, quantized where the model's are: ``self_attn.q_proj``."""
+        ...
+
+    def expert(self, index: int, name: str) -> HostMatrix:
+        """A weight of one expert, likewise: ``up_proj``."""
         ...
 
 
@@ -108,13 +113,14 @@ def load_shard(
         for index in range(blocks.first, blocks.stop):
             if progress is not None:
                 progress(index - blocks.first, blocks.stop - blocks.first)
-            loaded.append(build_block(ops, config, BlockFiles(checkpoint, index)))
+            sparse = config.experts is not None and config.experts.sparse[index]
+            loaded.append(build_block(ops, config, BlockFiles(checkpoint, index), sparse=sparse))
         head = _load_head(ops, checkpoint) if holds_head else None
         return Shard(ops, config, blocks, loaded, head, cache)
 
 
-def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights) -> BlockWeights[T]:
-    """One block from its tensors, fused and reordered as `BlockWeights` says."""
+def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights, *, sparse: bool = False) -> BlockWeights[T]:
+    """One block from its tensors, fused and reordered as `BlockWeights` says; ``sparse``: it has experts."""
 
     def matrix(names: Sequence[str], *, bias: bool, heads: Sequence[int] = ()) -> Callable[[T], T]:
         """``heads``: of how many heads the rows of the first matrices are, which then are put in pair order."""
@@ -135,8 +141,20 @@ def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights) -> BlockWe
         mlp=Mlp(
             up_gate=matrix(["mlp.up_proj", "mlp.gate_proj"], bias=config.mlp_bias),
             down=matrix(["mlp.down_proj"], bias=config.mlp_bias),
-        ),
+        )
+        if config.experts is None or not sparse
+        else _experts(ops, config.experts, weights),
     )
+
+
+def _experts(ops: Ops[T], shape: ExpertShape, weights: Weights) -> Experts[T]:
+    """Read one after the other, as the backend takes them."""
+    parts = (
+        ([weights.expert(index, "up_proj"), weights.expert(index, "gate_proj")], weights.expert(index, "down_proj"))
+        for index in range(shape.count)
+    )
+    router = ops.matrix([weights.matrix(ROUTER.removesuffix(".weight"))], None)
+    return Experts(router, ops.expert_bank(parts, shape.count), shape.active, shape.normalised)
 
 
 def pair_order(tensor: HostTensor, heads: int) -> HostTensor:
@@ -177,6 +195,24 @@ class BlockFiles:
     def matrix(self, module: str) -> HostMatrix:
         """Read and, where that is asked for, quantized now."""
         return host_matrix(self.checkpoint, f"model.layers.{self.index}.{module}", read_tensor)
+
+    def expert(self, index: int, name: str) -> HostMatrix:
+        """A tensor of its own, or its part of one."""
+        block = f"model.layers.{self.index}."
+        if not stacks_experts(self.checkpoint.config):
+            return host_matrix(self.checkpoint, f"{block}{EXPERTS}{index}.{name}", read_tensor)
+
+        def read_part(folder: Path, whole: TensorSpec) -> HostTensor:
+            return read_tensor(folder, part_of(whole, index))
+
+        return host_matrix(self.checkpoint, f"{block}{STACKED}{name}", read_part)
+
+
+def part_of(whole: TensorSpec, index: int) -> TensorSpec:
+    """The tensor at ``index`` of the first axis."""
+    size = (whole.end - whole.start) // whole.shape[0]
+    start = whole.start + index * size
+    return replace(whole, shape=whole.shape[1:], start=start, end=start + size)
 
 
 def host_matrix(checkpoint: Checkpoint, module: str, read: Read) -> HostMatrix:

@@ -17,8 +17,9 @@ from typing import Any
 
 from kafila.errors import ModelIncomplete, ModelNotFound
 from kafila.shard.config import DecoderConfig, parse_config
+from kafila.shard.experts import EXPERTS, STACKED, expert_tensors
 from kafila.shard.formats import Affine
-from kafila.types import BlockRange, ModelManifest, TensorSpec
+from kafila.types import BlockRange, ExpertBytes, ModelManifest, TensorSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an item takes in memory and on the wire, by our names."""
@@ -86,19 +87,30 @@ def block_tensors(config: DecoderConfig, index: int) -> dict[str, tuple[int, ...
         "self_attn.k_proj": (config.kv_heads * head_dim, hidden, config.qkv_bias),
         "self_attn.v_proj": (config.kv_heads * head_dim, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, config.heads * head_dim, config.o_bias),
-        "mlp.gate_proj": (config.intermediate, hidden, config.mlp_bias),
-        "mlp.up_proj": (config.intermediate, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, config.intermediate, config.mlp_bias),
     }
+    experts = config.experts if config.experts is not None and config.experts.sparse[index] else None
+    if experts is None:
+        rows |= {
+            "mlp.gate_proj": (config.intermediate, hidden, config.mlp_bias),
+            "mlp.up_proj": (config.intermediate, hidden, config.mlp_bias),
+            "mlp.down_proj": (hidden, config.intermediate, config.mlp_bias),
+        }
     shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
     for name, (outputs, inputs, bias) in rows.items():
         shapes[f"{name}.weight"] = (outputs, inputs)
         if bias:
             shapes[f"{name}.bias"] = (outputs,)
+    if experts is not None:
+        shapes |= expert_tensors(experts, hidden, stacked=stacks_experts(config))
     if config.qk_norm:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (head_dim,)
     shapes["post_attention_layernorm.weight"] = (hidden,)
     return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}
+
+
+def stacks_experts(config: DecoderConfig) -> bool:
+    """Whether the files hold a block's experts in one tensor: MLX, which quantized them, has it so."""
+    return config.quantization is not None and config.quantization.stored
 
 
 def head_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
@@ -133,18 +145,18 @@ def weight_format(config: DecoderConfig, name: str) -> Affine | None:
 
 
 def _stored(config: DecoderConfig, name: str, shape: tuple[int, ...]) -> dict[str, Stored]:
-    affine = weight_format(config, name) if len(shape) == 2 else None
+    affine = weight_format(config, name) if len(shape) > 1 else None
     if affine is None or config.quantization is None or not config.quantization.stored:
         return {name: Stored(shape)}
-    outputs, inputs = shape
+    *outputs, inputs = shape
     if not affine.fits(inputs):
         raise ModelIncomplete(
             f"config.json: {name} has {inputs} inputs, which are not whole groups of {affine.group_size}"
         )
-    constants = Stored((outputs, inputs // affine.group(inputs)))
+    constants = Stored((*outputs, inputs // affine.group(inputs)))
     module = name.removesuffix("weight")
     return {
-        name: Stored((outputs, affine.words(inputs)), CODES),
+        name: Stored((*outputs, affine.words(inputs)), CODES),
         f"{module}scales": constants,
         f"{module}biases": constants,
     }
@@ -189,6 +201,24 @@ def model_manifest(name: str, config: DecoderConfig, dtype: str, kv_dtype: str =
         kv_bytes_per_token_per_block=2 * config.kv_heads * config.head_dim * DTYPE_BYTES[kv_dtype or dtype],
         hidden_bytes=config.hidden * item,
         max_context=config.max_context,
+        experts=_expert_bytes(config, item),
+    )
+
+
+def _expert_bytes(config: DecoderConfig, item: int) -> ExpertBytes | None:
+    if config.experts is None:
+        return None
+    sizes = [
+        (EXPERTS in name or STACKED in name, tensor_bytes(config, name, shape, item))
+        for index in range(config.blocks)
+        for name, shape in block_tensors(config, index).items()
+    ]
+    experts, whole = sum(size for expert, size in sizes if expert), sum(size for _, size in sizes)
+    return ExpertBytes(
+        count=config.experts.count,
+        active=config.experts.active,
+        shared_bytes=(whole - experts) // config.blocks,
+        expert_bytes=experts // config.blocks,
     )
 
 
@@ -199,8 +229,8 @@ def block_bytes(config: DecoderConfig, index: int, item: int) -> int:
 
 def tensor_bytes(config: DecoderConfig, name: str, shape: tuple[int, ...], item: int) -> int:
     """What a tensor's numbers take, ``item`` bytes one that is not quantized."""
-    affine = weight_format(config, name) if len(shape) == 2 else None
-    return math.prod(shape) * item if affine is None else affine.bytes(shape[0], shape[1])
+    affine = weight_format(config, name) if len(shape) > 1 else None
+    return math.prod(shape) * item if affine is None else affine.bytes(math.prod(shape[:-1]), shape[-1])
 
 
 def parse_header(file: str, file_bytes: int, header: bytes) -> list[TensorSpec]:

@@ -8,7 +8,7 @@ Arrays and streams belong to the thread that makes them, so a `MlxOps` is made o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kafila.shard.decoder import block
 from kafila.shard.formats import Affine
+from kafila.shard.mlx_experts import make_bank, route
 from kafila.shard.mlx_matrices import (
     DTYPES,
     Array,
@@ -34,7 +35,9 @@ from kafila.shard.mlx_matrices import (
 )
 from kafila.shard.ops import (
     AttentionShape,
+    Bank,
     BlockWeights,
+    Experts,
     HostMatrix,
     HostTensor,
     Matrix,
@@ -129,6 +132,10 @@ class MlxOps:
         """As the parts are stored; dense ones in ``dtype``."""
         return make_matrix(parts, biases, self._dtype, inputs_first=self._on_cpu)
 
+    def expert_bank(self, experts: Iterable[tuple[Sequence[HostMatrix], HostMatrix]], count: int) -> Bank:
+        """See `mlx_experts`."""
+        return make_bank(experts, count, self._dtype, on_cpu=self._on_cpu)
+
     def table(self, weight: HostMatrix) -> Table:
         """(vocab, hidden) as it is stored, or in ``dtype``."""
         if isinstance(weight, QuantizedTensor) and way(weight):
@@ -213,6 +220,11 @@ class MlxOps:
         """up * gate * sigmoid(gate)."""
         up, gate = mx.split(up_gate, 2, axis=1)
         return self._gate(gate, up)
+
+    def mixture(self, x: Array, experts: Experts[Array]) -> Array:
+        """See `mlx_experts`."""
+        weights, chosen = route(experts.router(x), experts.active, normalised=experts.normalised)
+        return experts.bank(x, weights, chosen, self._gate)
 
     def take_rows(self, x: Array, rows: Sequence[int]) -> Array:
         """Some rows."""

@@ -14,7 +14,7 @@ compiled function: TorchScript takes it for a signature.
 # ruff: noqa: UP006, UP035, UP045  - TorchScript knows only these spellings
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, List, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  - torch's own name for it
@@ -236,3 +236,34 @@ def few_bits_block(
     x.add_(few_bits_linear(y, 1, packed, planes, groups, biases))
     y = few_bits_linear(rms_norm(x, mlp_weight, mlp_floor), 2, packed, planes, groups, biases)
     return x.add_(few_bits_linear(silu_gate(y), 3, packed, planes, groups, biases))
+
+
+@compiled
+def route(logits: Tensor, active: int, normalised: bool) -> Tuple[Tensor, Tensor]:
+    """The ``active`` most probable experts of each row of ``logits``: their weights in float32, and which they are."""
+    weights, chosen = torch.topk(torch.softmax(logits, -1, torch.float32), active)
+    return (weights / weights.sum(-1, True) if normalised else weights), chosen
+
+
+@compiled
+def packed_experts(x: Tensor, weights: Tensor, up_gates: List[PackedWeight], downs: List[PackedWeight]) -> Tensor:
+    """One row through some experts, their outputs added up by ``weights`` (1, experts)."""
+    outputs = [packed_linear(silu_gate(packed_linear(x, up_gates[index])), downs[index]) for index in range(len(downs))]
+    return weights @ torch.cat(outputs)
+
+
+@compiled
+def few_bits_experts(
+    x: Tensor,
+    weights: Tensor,
+    packed: List[Optional[PackedWeight]],
+    planes: List[List[Tensor]],
+    groups: List[int],
+    biases: List[Optional[Tensor]],
+) -> Tensor:
+    """`packed_experts` over matrices in few bits, each expert's up_gate followed by its down."""
+    outputs: List[Tensor] = []
+    for index in range(0, len(groups), 2):
+        y = silu_gate(few_bits_linear(x, index, packed, planes, groups, biases))
+        outputs.append(few_bits_linear(y, index + 1, packed, planes, groups, biases))
+    return weights @ torch.cat(outputs)

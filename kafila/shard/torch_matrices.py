@@ -12,6 +12,11 @@ from torch import Tensor
 from kafila.shard import torch_kernels as kernels
 from kafila.shard.ops import Matrix
 
+_HALF_MAX = 65504.0  # IEEE 754 binary16
+PACK_WEIGHTS = 1 << 26
+"""Weights packed at once: they pass through float32, so that 256 MiB are needed beside the shard and not the 2.5 GB of
+an 8 billion model's unembedding."""
+
 
 class DenseMatrix:
     """A weight as torch keeps it, (outputs, inputs), with its bias or None; takes activations of any dtype."""
@@ -53,3 +58,39 @@ class StackedMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         """(rows, inputs) to (rows, outputs of all parts)."""
         return torch.cat([part(x) for part in self.parts], 1)
+
+
+def stack(parts: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The parts' rows beside each other in memory of their own, without a second copy on the way."""
+    rows = sum(part.size(0) for part in parts)
+    whole = torch.empty(rows, parts[0].size(1), dtype=dtype, device=device)
+    start = 0
+    for part in parts:
+        whole.narrow(0, start, part.size(0)).copy_(part)
+        start += part.size(0)
+    return whole
+
+
+def fits_half(weight: Tensor) -> bool:
+    """Whether half precision holds all of it."""
+    low, high = torch.aminmax(weight)
+    return max(-float(low), float(high)) <= _HALF_MAX
+
+
+def one_or_stacked(pieces: Sequence[Matrix[Tensor]]) -> Matrix[Tensor]:
+    """The pieces as one matrix."""
+    return pieces[0] if len(pieces) == 1 else StackedMatrix(pieces)
+
+
+def pack(parts: Sequence[Tensor], bias: Tensor | None) -> list[Matrix[Tensor]]:
+    """The parts' rows as one packed matrix, or as several where one would take too much room on its way."""
+    if sum(part.numel() for part in parts) <= PACK_WEIGHTS:
+        return [_packed(stack(parts, torch.device("cpu"), torch.float32), bias)]
+    at_once = max(1, PACK_WEIGHTS // parts[0].size(1))
+    pieces = [piece for part in parts for piece in torch.split(part, at_once)]
+    biases = [None] * len(pieces) if bias is None else torch.split(bias, [piece.size(0) for piece in pieces])
+    return [_packed(piece.float(), own) for piece, own in zip(pieces, biases, strict=True)]
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+    return PackedMatrix(torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias))

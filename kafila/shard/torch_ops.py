@@ -10,7 +10,7 @@ with AVX-512 or AMX have bfloat16 arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 
@@ -25,7 +25,9 @@ from kafila.shard import torch_quantized as few_bits
 from kafila.shard.formats import Affine
 from kafila.shard.ops import (
     AttentionShape,
+    Bank,
     BlockWeights,
+    Experts,
     HostMatrix,
     HostTensor,
     Matrix,
@@ -35,14 +37,11 @@ from kafila.shard.ops import (
     Table,
 )
 from kafila.shard.quantize import dequantize, stacked
-from kafila.shard.torch_matrices import DenseMatrix, PackedMatrix, StackedMatrix
+from kafila.shard.torch_experts import ExpertBank
+from kafila.shard.torch_matrices import PACK_WEIGHTS, DenseMatrix, PackedMatrix, fits_half, one_or_stacked, pack, stack
 from kafila.types import Segment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_HALF_MAX = 65504.0  # IEEE 754 binary16
-_PACK_WEIGHTS = 1 << 26
-"""Weights packed at once: they pass through float32, so that 256 MiB are needed beside the shard and not the 2.5 GB of
-an 8 billion model's unembedding."""
 _NO_MASK = torch.empty(0, dtype=torch.bool)
 
 
@@ -72,7 +71,7 @@ class TorchOps:
         if threads is not None:
             torch.set_num_threads(threads)
         on_cpu = self._device.type == "cpu"
-        self._packs = on_cpu and self._dtype is not torch.float32 and _can_pack()
+        self._packs = on_cpu and self._dtype is not torch.float32 and _canpack()
         self._activations = torch.float32 if self._packs else self._dtype
         self._int8 = on_cpu and self._activations is torch.float32 and few_bits.can_pack_int8()
         self._int4 = on_cpu and self._dtype is not torch.float32 and few_bits.can_pack_int4()
@@ -140,21 +139,21 @@ class TorchOps:
         alike = _alike(parts)
         own = [None] * len(alike) if bias is None else torch.split(bias, [sum(map(_outputs, group)) for group in alike])
         pieces = [piece for group, part in zip(alike, own, strict=True) for piece in self._matrices(group, part)]
-        return _one_or_stacked(pieces)
+        return one_or_stacked(pieces)
 
     def _matrices(self, parts: Sequence[HostMatrix], bias: Tensor | None) -> list[Matrix[Tensor]]:
         plain = [_on_host(part) for part in parts if isinstance(part, HostTensor)]
         if not plain:
             return self._quantized(stacked([part for part in parts if isinstance(part, QuantizedTensor)]), bias)
-        if self._packs and all(_fits_half(part) for part in plain):
-            return _pack(plain, bias)
+        if self._packs and all(fits_half(part) for part in plain):
+            return pack(plain, bias)
         # What half precision cannot hold, bfloat16 can.
         dtype = torch.bfloat16 if self._packs else self._dtype
-        weight = _stack(plain, self._device, dtype)
+        weight = stack(plain, self._device, dtype)
         return [DenseMatrix(weight, None if bias is None else bias.to(self._device, dtype))]
 
     def _quantized(self, tensor: QuantizedTensor, bias: Tensor | None) -> list[Matrix[Tensor]]:
-        pieces = few_bits.pieces_of(tensor, _PACK_WEIGHTS)
+        pieces = few_bits.pieces_of(tensor, PACK_WEIGHTS)
         biases = [None] * len(pieces) if bias is None else torch.split(bias, [piece.outputs for piece in pieces])
         return [self._one_quantized(piece, own) for piece, own in zip(pieces, biases, strict=True)]
 
@@ -164,6 +163,10 @@ class TorchOps:
         if self._int4 and few_bits.takes_int4(tensor.bits, tensor.group_size, tensor.outputs):
             return few_bits.int4_matrix(tensor, bias)
         return few_bits.CodesMatrix(tensor, bias, self._device, self._dtype)
+
+    def expert_bank(self, experts: Iterable[tuple[Sequence[HostMatrix], HostMatrix]], count: int) -> Bank:  # noqa: ARG002  - others make room for so many first
+        """Each expert's matrices by themselves."""
+        return ExpertBank([(self.matrix(up_gate, None), self.matrix([down], None)) for up_gate, down in experts])
 
     def table(self, weight: HostMatrix) -> Table:
         """On a CPU the very memory it is given, which may be a mapped file: an embedding reads one row a token."""
@@ -179,8 +182,8 @@ class TorchOps:
             return self.matrix([table], None)
         if isinstance(table, few_bits.CodesMatrix):
             return table
-        if self._packs and _fits_half(table):
-            return _one_or_stacked(_pack([table], None))
+        if self._packs and fits_half(table):
+            return one_or_stacked(pack([table], None))
         return DenseMatrix(table.to(self._dtype), None)
 
     def rope(self, frequencies: Sequence[float], context: int) -> Tensor:
@@ -244,6 +247,11 @@ class TorchOps:
         """See `torch_kernels.silu_gate`."""
         return kernels.silu_gate(up_gate)
 
+    def mixture(self, x: Tensor, experts: Experts[Tensor]) -> Tensor:
+        """See `torch_experts`."""
+        weights, chosen = kernels.route(experts.router(x), experts.active, experts.normalised)
+        return experts.bank(x, weights, chosen)  # type: ignore[no-any-return]  # a bank is opaque to `Ops`
+
     def take_rows(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Some rows."""
         return x if len(rows) == x.size(0) else x[list(rows)]
@@ -253,6 +261,8 @@ class TorchOps:
     ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor] | None:
         """`torch_kernels.packed_block` or ``few_bits_block`` with everything bound, if all four matrices are of a kind
         that one of them takes."""
+        if isinstance(weights.mlp, Experts):
+            return None
         matrices = (weights.qkv, weights.o, weights.mlp.up_gate, weights.mlp.down)
         if few := few_bits.parts_of(matrices):
             return self._few_bits_block(weights, shape, few)
@@ -342,26 +352,10 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def _can_pack() -> bool:
+def _canpack() -> bool:
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
         torch.ops.quantized, "linear_prepack_fp16"
     )
-
-
-def _stack(parts: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The parts' rows beside each other in memory of their own, without a second copy on the way."""
-    rows = sum(part.size(0) for part in parts)
-    whole = torch.empty(rows, parts[0].size(1), dtype=dtype, device=device)
-    start = 0
-    for part in parts:
-        whole.narrow(0, start, part.size(0)).copy_(part)
-        start += part.size(0)
-    return whole
-
-
-def _fits_half(weight: Tensor) -> bool:
-    low, high = torch.aminmax(weight)
-    return max(-float(low), float(high)) <= _HALF_MAX
 
 
 def _outputs(part: HostMatrix) -> int:
@@ -375,21 +369,3 @@ def _alike(parts: Sequence[HostMatrix]) -> list[list[HostMatrix]]:
         return (part.bits, part.group_size) if isinstance(part, QuantizedTensor) else (0, 0)
 
     return [list(group) for _, group in groupby(parts, form)]
-
-
-def _one_or_stacked(pieces: Sequence[Matrix[Tensor]]) -> Matrix[Tensor]:
-    return pieces[0] if len(pieces) == 1 else StackedMatrix(pieces)
-
-
-def _pack(parts: Sequence[Tensor], bias: Tensor | None) -> list[Matrix[Tensor]]:
-    """The parts' rows as one packed matrix, or as several where one would take too much room on its way."""
-    if sum(part.numel() for part in parts) <= _PACK_WEIGHTS:
-        return [_packed(_stack(parts, torch.device("cpu"), torch.float32), bias)]
-    at_once = max(1, _PACK_WEIGHTS // parts[0].size(1))
-    pieces = [piece for part in parts for piece in torch.split(part, at_once)]
-    biases = [None] * len(pieces) if bias is None else torch.split(bias, [piece.size(0) for piece in pieces])
-    return [_packed(piece.float(), own) for piece, own in zip(pieces, biases, strict=True)]
-
-
-def _packed(weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-    return PackedMatrix(torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias))

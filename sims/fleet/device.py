@@ -1,8 +1,9 @@
 """How long a device takes: what it reads over its bandwidth, or what it computes over its arithmetic, if longer.
 
-A stage of one token reads every weight it holds, so it takes equation (2) of the paper: overhead, then bytes over
-bandwidth. A prefill chunk or a large batch reads the same weights once and multiplies with them for every row: from
-some number of rows on it takes the arithmetic's time (the roofline model, Williams et al. 2009).
+A stage of one token reads every weight it holds (of experts, those the token goes through), so it takes equation (2)
+of the paper: overhead, then bytes over bandwidth. A prefill chunk or a large batch reads the same weights once and
+multiplies with them for every row: from some number of rows on it takes the arithmetic's time (the roofline model,
+Williams et al. 2009).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
-from kafila.plan import Member
+from kafila.plan import Member, read_bytes
 from kafila.types import ModelManifest, Segment
 
 FLOPS_PER_BYTE = 50.0
@@ -36,8 +37,8 @@ class Device:
         segments = tuple(segments)
         rows = sum(segment.length for segment in segments)
         cached = sum(segment.start + segment.length for segment in segments)
-        read = blocks * (model.block_bytes + cached * model.kv_bytes_per_token_per_block)
-        return self.overhead_s + self._takes(read, _flops(blocks * model.block_bytes, rows, item_bytes))
+        read = blocks * (read_bytes(model, rows) + cached * model.kv_bytes_per_token_per_block)
+        return self.overhead_s + self._takes(read, _flops(blocks * read_bytes(model), rows, item_bytes))
 
     def sample_s(self, model: ModelManifest, rows: int, item_bytes: int) -> float:
         """Norm, unembedding and draw of ``rows`` rows; a chunk that wants no token costs nothing."""

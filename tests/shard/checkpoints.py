@@ -24,6 +24,7 @@ CLASSES = {
     "mistral": ("MistralConfig", "MistralForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
 }
 VOCAB = 131
 
@@ -75,7 +76,7 @@ def randomize(model: Any, seed: int) -> None:
             elif parameter.dim() == 1:
                 parameter.copy_(0.5 * noise)
             else:
-                parameter.copy_(noise * (1.5 / parameter.size(1) ** 0.5))
+                parameter.copy_(noise * (1.5 / parameter.size(-1) ** 0.5))
         model.tie_weights()
 
 

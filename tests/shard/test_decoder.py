@@ -261,7 +261,7 @@ def test_backends_agree_on_what_is_quantized(scheme: str, tmp_path: Path, *, tie
 
 def test_matrices_in_pieces_change_nothing(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _logits(checkpoint("llama biases"), "bfloat16", PROMPT)
-    monkeypatch.setattr("kafila.shard.torch_ops._PACK_WEIGHTS", 1000)
+    monkeypatch.setattr("kafila.shard.torch_matrices.PACK_WEIGHTS", 1000)
     torch.testing.assert_close(_logits(checkpoint("llama biases"), "bfloat16", PROMPT), whole, rtol=1e-2, atol=1e-2)
 
 
