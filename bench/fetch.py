@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from kafila.demo import default_folder
+from kafila.shard.file_names import LANGUAGE_FILES
 from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
 from kafila.shard.patience import Patience
-from kafila.shard.remote import LANGUAGE_FILES, RemoteCheckpoint
+from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import Web
 from kafila.types import BlockRange
 

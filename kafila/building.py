@@ -12,10 +12,12 @@ from kafila.errors import SessionError
 from kafila.members import link_candidates
 from kafila.mesh import Mesh
 from kafila.plan import Plan
-from kafila.ring.agreement import Assign, MemberInfo, ModelOffer
+from kafila.ring.agreement import EDGES, PARTS, Assign, MemberInfo, ModelOffer
+from kafila.ring.parts import is_parts
 from kafila.serve import Place
 from kafila.serving import ServingRing
 from kafila.shard.worker import Coming
+from kafila.sharing import Sharing
 from kafila.trace import Recorder
 from kafila.types import NodeId
 
@@ -34,6 +36,7 @@ class Build:
     assignment: Assign
     plan: Plan
     serving: ServingRing
+    sharing: Sharing
     duty: Duty | None
     """None: a guest's."""
     guests: dict[NodeId, MemberInfo] = field(default_factory=dict)
@@ -61,8 +64,10 @@ class Build:
         beside.pop(self.me.node_id, None)
         return list(beside.values())
 
-    def open_links(self, mesh: Mesh, now: float) -> None:
+    def open_links(self, mesh: Mesh, now: float, poke: Callable[[], None]) -> None:
         """Begin linking with the neighbours."""
+        can_be_asked = {peer.node_id: peer.name for peer in self.neighbours if PARTS in peer.knows}
+        self.sharing.begin(mesh, {} if self.place is None else can_be_asked, poke)
         for peer in self.neighbours:
             self.linked[peer.node_id] = trio.Event()
             self._open_link(peer, mesh, now)
@@ -82,7 +87,7 @@ class Build:
         """Begin linking with a guest."""
         self.guests[guest.node_id] = guest
         self._open_link(guest, mesh, now)
-        self.serving.guest_came(guest.node_id)
+        self.serving.guest_came(guest.node_id, takes_edges=EDGES in guest.knows)
 
     def guest_left(self, guest: NodeId, mesh: Mesh, now: float) -> None:
         """Drop the link, and what the guest asked."""
@@ -92,8 +97,23 @@ class Build:
 
     def link_up(self, peer: NodeId) -> None:
         """A link was authenticated."""
+        self.sharing.link_up(peer)
         if (event := self.linked.get(peer)) is not None:
             event.set()
+
+    def receive(self, peer: NodeId, data: bytes, *, bulk: bool) -> None:
+        """A message of somebody linked with this member."""
+        if bulk and is_parts(data):
+            self.sharing.receive(peer, data)
+            return
+        if bulk:
+            self.sharing.batch_passed()
+        self.serving.receive(peer, data, bulk=bulk)
+
+    def drain(self) -> None:
+        """The node calls this around every flush."""
+        self.serving.drain()
+        self.sharing.drain()
 
     async def wait(self) -> None:
         """Until the shard is loaded and every link is up. Raises SessionError that names whom there is no link to."""
@@ -113,6 +133,7 @@ def make_build(
     assignment: Assign,
     mesh: Mesh,
     recorder: Recorder,
+    sharing: Sharing,
     *,
     poke: Callable[[], None],
     on_broken: Callable[[str], None],
@@ -129,10 +150,11 @@ def make_build(
         dtype=offer.dtype,
         slots=offer.slots,
         context=offer.context,
+        telling_edges=frozenset(info.node_id for info in assignment.ring if EDGES in info.knows),
     )
     duty = None
     if not place.visiting:
         stage = plan.stages[place.position]
         duty = Duty(stage.blocks, place.position == 0, offer.slots, offer.context, offer.dtype)
     serving = ServingRing(place, mesh, recorder, poke=poke, on_broken=on_broken, on_coming=on_coming)
-    return Build(me, offer, assignment, plan, serving, duty)
+    return Build(me, offer, assignment, plan, serving, sharing, duty)

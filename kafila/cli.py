@@ -109,6 +109,11 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
 )
 @click.option("--api-key", envvar="KAFILA_API_KEY", metavar="KEY", help="What every request to --api has to bring.")
 @click.option("--guest", is_flag=True, help="With --join: ask, and lend nothing of this machine.")
+@click.option(
+    "--share-weights",
+    is_flag=True,
+    help="Give ring neighbours what is here of the checkpoint, and ask them where its source is silent or slow.",
+)
 @click.option("--serve", "only_serve", is_flag=True, help="Hold a share of the model and ask nothing.")
 @click.option(
     "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 always takes the likeliest word."

@@ -30,6 +30,7 @@ from kafila.repl import Chat
 from kafila.ring.invite import HostPort, parse_code, parse_host_port
 from kafila.settings import ApiSettings, HostSettings, JoinSettings, NodeSettings
 from kafila.shard.devices import library_for
+from kafila.sharing import Sharing
 from kafila.trace import Recorder, Silence, TraceFile
 from kafila.types import Sampling
 from kafila.udp import TrioNetwork
@@ -67,8 +68,10 @@ def host_or_join(options: dict[str, Any]) -> None:
         person = _Person(console, options)
 
         async def member() -> None:
-            with contextlib.closing(DeviceBackend(device, console.status)) as backend:
-                await run_node(settings, TrioNetwork(), backend, console, recorder, person, routers=SYSTEM_ROUTERS)
+            sharing = Sharing() if options["share_weights"] else None
+            with contextlib.closing(DeviceBackend(device, console.status, sharing)) as backend:
+                around = (TrioNetwork(), backend, console, recorder, person)
+                await run_node(settings, *around, routers=SYSTEM_ROUTERS, sharing=sharing)
 
         trio.run(person.watch, member)
     if person.interrupted:
@@ -79,6 +82,8 @@ def node_settings(options: dict[str, Any]) -> NodeSettings:
     """The settings that options ask for. Raises UsageError for a combination that cannot be meant."""
     if options["hosting"] == (options["code"] is not None):
         raise UsageError("say either --host, to open a session, or --join CODE, to enter one")
+    if options["guest"] and options["share_weights"]:
+        raise UsageError("--share-weights is for members that hold a share: a guest neither gives nor asks for weights")
     if options["guest"] and (options["hosting"] or options["only_serve"]):
         raise UsageError("--guest goes with --join: a guest asks and holds no share, so it neither hosts nor serves")
     rendezvous = None if options["rendezvous"] is None else parse_host_port(options["rendezvous"])

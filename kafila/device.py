@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from kafila.backend import Duty, Worker
-from kafila.errors import UsageError
+from kafila.errors import SourceSilent, UsageError
 from kafila.head import Language
 from kafila.ring.agreement import ModelOffer
 from kafila.shard.config import DecoderConfig, parse_config
@@ -22,7 +22,8 @@ from kafila.shard.manifest import model_manifest
 from kafila.shard.patience import Patience
 from kafila.shard.schemes import with_scheme
 from kafila.shard.worker import Coming, Result, ShardWorker, Stage
-from kafila.types import Capability
+from kafila.sharing import Sharing
+from kafila.types import Capability, FilePart, FilePiece, Withheld
 
 if TYPE_CHECKING:
     from kafila.shard.ops import Ops  # imports numpy, which a machine that only reads errors may lack
@@ -66,10 +67,20 @@ class DeviceSettings:
 class DeviceBackend:
     """A device under torch or MLX."""
 
-    def __init__(self, settings: DeviceSettings, told: Callable[[str], None] | None = None) -> None:
-        """``told`` hears what people should know of the checkpoint's source, from any thread."""
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        told: Callable[[str], None] | None = None,
+        sharing: Sharing | None = None,
+    ) -> None:
+        """``told`` hears what people should know of the checkpoint's source, from any thread. ``sharing``: what this
+        machine has of the checkpoint is given to neighbours, and they are asked; None: neither."""
         self._settings = settings
-        self._library = Library(told or _unheard)
+        self._told = told or _unheard
+        self._sharing = sharing
+        self._library = Library(self._told, sharing)
+        if sharing is not None:
+            sharing.give_from(self._give)
 
     def close(self) -> None:
         """Let go of checkpoint and source; nothing may be asked any more."""
@@ -105,8 +116,20 @@ class DeviceBackend:
 
     async def measure(self, offer: ModelOffer) -> Capability:
         """Measure with the model's shapes. The checkpoint is looked at before, so that trouble shows early."""
-        await trio.to_thread.run_sync(self._library.look, _wanted(offer), abandon_on_cancel=True)
+        await trio.to_thread.run_sync(self._look, offer, abandon_on_cancel=True)
         return await trio.to_thread.run_sync(self._measure, offer)
+
+    def _look(self, offer: ModelOffer) -> None:
+        try:
+            self._library.look(_wanted(offer))
+        except SourceSilent as silent:
+            if self._sharing is None:
+                raise _suggesting_neighbours(silent) from silent
+            self._told(f"{silent}; neighbours are asked for it once the ring is formed")
+
+    def _give(self, part: FilePart) -> FilePiece | Withheld:
+        held = self._library.held
+        return Withheld.NOT_HELD if held is None else held.read(part)
 
     def _measure(self, offer: ModelOffer) -> Capability:
         # Imports numpy, slow and not needed for errors.
@@ -135,13 +158,19 @@ class DeviceBackend:
     def _load(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None], patience: Patience) -> Stage:
         from kafila.shard.load import load_shard  # noqa: PLC0415  - as above
 
-        checkpoint = self._library.share(
-            _wanted(offer),
-            duty.blocks,
-            holds_head=duty.holds_head,
-            progress=_now_and_then(on_result),
-            patience=patience,
-        )
+        try:
+            checkpoint = self._library.share(
+                _wanted(offer),
+                duty.blocks,
+                holds_head=duty.holds_head,
+                progress=_now_and_then(on_result),
+                patience=patience,
+            )
+        except SourceSilent as silent:
+            alone = duty.blocks.stop - duty.blocks.first == offer.manifest.blocks
+            if alone or self._sharing is not None:
+                raise
+            raise _suggesting_neighbours(silent) from silent
         return load_shard(
             self._ops(duty.dtype),
             replace(checkpoint, config=with_scheme(checkpoint.config, offer.quantize)),
@@ -164,6 +193,10 @@ class DeviceBackend:
     def _ops(self, dtype: str) -> Ops[Any]:
         asked = self._settings
         return open_ops(asked.device, dtype, threads=asked.threads, memory_cap=asked.memory_bytes)
+
+
+def _suggesting_neighbours(silent: SourceSilent) -> SourceSilent:
+    return SourceSilent(f"{silent}; a neighbour in the ring that has it gives it if both start with --share-weights")
 
 
 def _unheard(_line: str) -> None:

@@ -15,6 +15,7 @@ traceback. Expected outcomes (a declined plan, a symmetric NAT) are values, not 
     |   |-- ModelNotFound
     |   |-- ModelIncomplete     names the tensor and the file
     |   |-- FetchFailed         it does not come from its source, or there is no room for it here
+    |   |   `-- SourceSilent    the source does not answer, or breaks off again and again
     |   `-- UnsupportedModel    names the architecture and lists those supported
     |-- TraceError              a file is not a trace, or nothing of one
     |-- DeviceError             the device cannot do the work (missing backend, out of memory)
@@ -85,6 +86,10 @@ class ModelIncomplete(ModelError):
 
 class FetchFailed(ModelError):
     """The checkpoint does not come from its source, or there is no room for it here."""
+
+
+class SourceSilent(FetchFailed):
+    """The source does not answer, or breaks off again and again."""
 
 
 class UnsupportedModel(ModelError):

@@ -30,6 +30,7 @@ from kafila.ring.session_host import HostSession
 from kafila.room import Room
 from kafila.settings import HostSettings, JoinSettings, NodeSettings
 from kafila.shard.worker import Coming
+from kafila.sharing import Sharing
 from kafila.trace import Recorder
 from kafila.types import Capability, NodeId
 
@@ -52,6 +53,7 @@ class Surroundings:
     room: Room
     surveyed: trio.Event
     """Set once this machine's network has been surveyed."""
+    sharing: Sharing
     poke: Callable[[], None]
     finish: Callable[[KafilaError | None], None]
 
@@ -69,6 +71,7 @@ class Formation:
         self._own_fetch = Fetches(everybody=False)
         self._fetches = Fetches(everybody=offer is not None)
         self._session: HostSession | MemberSession
+        around.nursery.start_soon(around.sharing.run)
         role = around.settings.role
         if isinstance(role, HostSettings) and offer is not None:
             self._session = HostSession(me, offer, role.members)
@@ -91,6 +94,8 @@ class Formation:
 
     def gone(self, member: NodeId) -> None:
         """A member is gone for good."""
+        if self.build is not None:
+            self.build.sharing.link_down(member)
         self._session.gone(member)
 
     def told_over(self, why: str) -> None:
@@ -117,7 +122,7 @@ class Formation:
             moved = True
             self._around.room.post(outgoing.to, outgoing.message)
         if self.build is not None:
-            self.build.serving.drain()
+            self.build.drain()
         return moved
 
     def reachable(self, reachable: Reachable) -> None:
@@ -164,6 +169,8 @@ class Formation:
                 console.status("serving: every member may ask")
                 # What is here now stays: the collector need not look through a tensor library between two tokens.
                 gc.freeze()
+                if self.build is not None:
+                    self.build.serving.begin_telling_edges()
                 self.serving.set()
             case steps.Ended():
                 self._ended(event)
@@ -225,6 +232,7 @@ class Formation:
                 assignment,
                 around.mesh,
                 around.recorder,
+                around.sharing,
                 poke=around.poke,
                 on_broken=lambda text: self._trouble(DeviceError(text)),
                 on_coming=self._coming,
@@ -237,7 +245,7 @@ class Formation:
             around.console.status(line)
         if self.build.duty is None and not self._visits_by_wish:
             around.console.status("the ring is faster without this machine: it asks as a guest, and lends nothing")
-        self.build.open_links(around.mesh, now)
+        self.build.open_links(around.mesh, now, around.poke)
         around.nursery.start_soon(self._attempt, self._serve, self.build)
         around.nursery.start_soon(self._attempt, self._report_ready, self.build)
 

@@ -202,6 +202,11 @@ class Mesh:
         link = self._links.get(peer)
         return link is not None and link.connection.established
 
+    def buffered_bytes(self, peer: NodeId) -> int:
+        """What was given to :meth:`send` for a peer and is not acknowledged yet; 0 without a link."""
+        link = self._links.get(peer)
+        return 0 if link is None else link.connection.buffered_bytes
+
     @property
     def control(self) -> RendezvousClient:
         """The connection to the rendezvous: signalling goes there."""

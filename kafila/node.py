@@ -46,6 +46,7 @@ from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringfacts import model_facts, ring_facts
 from kafila.ringview import people, ring_table
 from kafila.settings import HostSettings, NodeSettings
+from kafila.sharing import Sharing
 from kafila.trace import Recorder
 from kafila.types import Address, NodeId, Question
 
@@ -77,14 +78,16 @@ async def run_node(
     person: Person,
     *,
     routers: Routers = NO_ROUTERS,
+    sharing: Sharing | None = None,
 ) -> None:
     """One member's whole life: enter the session, form it, serve, and leave when the person has had enough.
 
-    ``routers``: how to ask this machine's gateways for a port, if at all. Raises a KafilaError that says why, when it
-    ends otherwise than by somebody's wish.
+    ``routers``: how to ask this machine's gateways for a port, if at all. ``sharing``: through what
+    the backend gives neighbours parts of its checkpoint; None: it gives none. Raises a KafilaError that says why, when
+    it ends otherwise than by somebody's wish.
     """
     async with open_door(settings, network, backend) as door, trio.open_nursery() as nursery:
-        node = Node(settings, network, backend, console, recorder, door, nursery, routers)
+        node = Node(settings, network, backend, console, recorder, door, nursery, routers, sharing or Sharing())
         nursery.start_soon(node.endpoint.run)
         nursery.start_soon(node.survey)
         if settings.api is not None:
@@ -114,6 +117,7 @@ class Node:
         door: Door,
         nursery: trio.Nursery,
         routers: Routers,
+        sharing: Sharing,
     ) -> None:
         self.failure: KafilaError | None = None
         """Why the session ended, unless somebody wished it."""
@@ -135,6 +139,7 @@ class Node:
             door.mesh,
             door.room,
             self.reach.surveyed,
+            sharing,
             self.endpoint.poke,
             self._finish,
         )
@@ -218,7 +223,7 @@ class Node:
         match event:
             case LinkMessage(peer, bulk, data):
                 if build is not None:
-                    build.serving.receive(peer, data, bulk=bulk)
+                    build.receive(peer, data, bulk=bulk)
             case LinkUp(peer):
                 if build is not None:
                     build.link_up(peer)
@@ -369,9 +374,9 @@ class Node:
         build = None if self._formation is None else self._formation.build
         if build is None:
             return "the ring is not formed yet"
-        ring = [info.node_id for info in build.assignment.ring]
-        links = {place: self._door.mesh.link_state(node) for place, node in enumerate(ring)}
-        return ring_table(build.plan, build.place, build.serving.stats, links)
+        link_state = self._door.mesh.link_state
+        guests = None if build.place is not None else link_state(build.assignment.ring[0].node_id)
+        return ring_table(ring_facts(build, link_state), guests)
 
 
 def _link_down(formation: Formation, down: LinkDown) -> None:

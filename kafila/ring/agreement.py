@@ -16,6 +16,15 @@ PROTOCOL_VERSION = 1
 """Raised when a member of another version could not follow; such members refuse each other in words."""
 
 
+EDGES = "edges"
+"""A member that knows this takes and passes on ``frames.Edge``."""
+PARTS = "parts"
+"""A member that knows this answers to ``kafila.ring.parts`` over its links."""
+KNOWN = (EDGES, PARTS)
+"""What this version knows beyond the messages that every member of :data:`PROTOCOL_VERSION` does. A member is sent
+nothing that it does not name, for what it cannot read ends its session."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
     """Who a member is and where it might be reached."""
@@ -37,6 +46,8 @@ class MemberInfo:
     one is an interface's, as in messages of older members."""
     early_key: bytes = b""
     """X25519, 32 bytes, for what is said before a link's handshake is done (``ring/early.py``); empty: nothing is."""
+    knows: tuple[str, ...] = ()
+    """Of :data:`KNOWN`; of an older member: nothing."""
 
     def moved(self, reachable: Reachable) -> MemberInfo:
         """The same member where it is reached now."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kafila.errors import DeviceError, ModelError, ModelNotFound
 from kafila.shard.fingerprint import fingerprint
+from kafila.shard.held import Held
 from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
 from kafila.shard.patience import Patience
 from kafila.shard.source import Folder, Hub, Remote, parse_source
@@ -16,6 +17,7 @@ from kafila.types import BlockRange
 
 if TYPE_CHECKING:
     from kafila.shard.mirror import Progress  # imports httpx, which a machine that only has folders may lack
+    from kafila.shard.neighbour_files import Neighbours
     from kafila.shard.remote import RemoteCheckpoint
 
 
@@ -43,8 +45,12 @@ class Found:
 class Library:
     """One member's. Blocks while it reads and fetches; ``told`` hears what people should know, from any thread."""
 
-    def __init__(self, told: Callable[[str], None]) -> None:
+    def __init__(self, told: Callable[[str], None], neighbours: Neighbours | None = None) -> None:
+        """``neighbours`` are asked for what a source does not give; None: nobody is."""
+        self.held: Held | None = None
+        """What there is of the checkpoint on this machine, once it is known to be the session's."""
         self._told = told
+        self._neighbours = neighbours
         self._patience = Patience()
         self._remotes: dict[tuple[str, str], RemoteCheckpoint] = {}
         """By place and commit. A member has one checkpoint, so there are one or two."""
@@ -74,11 +80,14 @@ class Library:
             except OSError as error:
                 raise ModelError(f"{checkpoint.folder} cannot be read ({error.strerror})") from error
             place = str(checkpoint.folder.resolve())
+            held = Held(checkpoint.folder)
         else:
             remote = self._remote_for(source, wanted)
             checkpoint, print_ = remote.open()
             place, revision = _shown(source), remote.revision
+            held = Held(remote.folder, revision)
         _check(place, print_, wanted)
+        self.held = held
         found = Found(checkpoint, Wanted(place, revision, print_))
         self._found[found.wanted] = found
         return found
@@ -103,6 +112,7 @@ class Library:
         self._shares.append(remote)
         _, print_ = remote.open()
         _check(_shown(source), print_, wanted)
+        self.held = Held(remote.folder, remote.revision)
         return remote.fetch(lambda checkpoint: own_tensors(checkpoint, blocks, holds_head=holds_head), progress)
 
     def _remote_for(self, source: Remote, wanted: Wanted) -> RemoteCheckpoint:
@@ -122,7 +132,9 @@ class Library:
                 f"{source} has to be fetched, and this installation cannot ({error.name} is missing): "
                 "pip install 'kafila[torch]'"
             ) from error
-        return RemoteCheckpoint(source, patience, revision=wanted.revision, told=self._told)
+        return RemoteCheckpoint(
+            source, patience, revision=wanted.revision, told=self._told, neighbours=self._neighbours
+        )
 
 
 def _check(place: str, print_: str, wanted: Wanted) -> None:

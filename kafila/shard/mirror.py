@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
-from kafila.errors import FetchFailed, ModelIncomplete, ModelNotFound
+from kafila.errors import FetchFailed, ModelIncomplete, ModelNotFound, SourceSilent
 from kafila.shard.cache_folder import cannot_write
-from kafila.shard.http_files import HttpFiles, Unchanged
+from kafila.shard.file_names import ABSENT_SUFFIX
+from kafila.shard.http_files import Sink, Unchanged
 from kafila.shard.journal import Recorded, SparseFile, Version, forget, recorded
 from kafila.shard.manifest import MAX_HEADER_BYTES
 from kafila.shard.patience import Patience
@@ -27,24 +29,48 @@ AT_ONCE = 4
 PIECE_BYTES = 32 * 2**20
 COMMIT_BYTES = 8 * 2**20
 """What a sudden end may cost each request in flight; a sync every so often costs no throughput that shows."""
-SPARE = 0.01
-"""Of what is wanted, so much more may be fetched to save requests. A member's target is 0.02 in all."""
 _LENGTH = struct.Struct("<Q")
-_ABSENT = ".absent"
 
 Progress = Callable[[int, int], None]
 """Called with bytes that are there and bytes that are wanted, from any thread. What it raises ends the fetching."""
 
 
+class SourceFiles(Protocol):
+    """What a mirror is filled from: `kafila.shard.http_files.HttpFiles`, or `SharedFiles` around it."""
+
+    @property
+    def spare(self) -> float:
+        """Of what is wanted, so much more may be fetched to save requests."""
+        ...
+
+    def text(self, file: str, known: Version | None = None) -> tuple[Version, bytes] | None:
+        """A small file, whole."""
+        ...
+
+    def beginning(self, file: str, count: int) -> tuple[Version, bytes]:
+        """A file's version and first bytes."""
+        ...
+
+    def read(self, file: str, version: Version, start: int, end: int, sink: Sink) -> None:
+        """A part of a file, in order."""
+        ...
+
+    def close(self) -> None:
+        """Hang up."""
+        ...
+
+
 class Mirror:
     """``told`` hears what the person should know."""
 
-    def __init__(self, folder: Path, source: Remote, patience: Patience, told: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, source: Remote, files: SourceFiles, patience: Patience, told: Callable[[str], None]
+    ) -> None:
         self._folder = folder
         self._source = source
         self._patience = patience
         self._told = told
-        self._http = HttpFiles(source, patience)
+        self._files = files
         self._versions: dict[str, Version] = {}
         """Of the files whose header was read: what is fetched of them later must be of the same."""
         self._away = False
@@ -52,17 +78,17 @@ class Mirror:
 
     def close(self) -> None:
         """Hang up."""
-        self._http.close()
+        self._files.close()
 
     def text(self, file: str) -> Path | None:
         """A small file, whole and as the source has it now; None where there is none. Raises FetchFailed."""
         path = self._folder / file
-        known, absent = recorded(path), path.with_name(path.name + _ABSENT)
+        known, absent = recorded(path), path.with_name(path.name + ABSENT_SUFFIX)
         version = None if known is None or known.lacks([(0, known.version.size)]) else known.version
         if self._settled and (version is not None or absent.exists()):
             return None if version is None else path
         try:
-            found = self._http.text(file, version)
+            found = self._files.text(file, version)
         except Unchanged:
             return path
         except FetchFailed as error:
@@ -87,7 +113,7 @@ class Mirror:
             self._versions[file] = known.version
             return
         try:
-            version, first = self._http.beginning(file, _LENGTH.size)
+            version, first = self._files.beginning(file, _LENGTH.size)
         except ModelNotFound as error:
             raise ModelIncomplete(f"{self._source} has no {file}, which should hold weights") from error
         except FetchFailed as error:
@@ -112,6 +138,16 @@ class Mirror:
 
     def fill(self, wanted: Mapping[str, Sequence[Range]], progress: Progress) -> None:
         """Fetch what is not there yet of the files whose headers were read. Raises SourceChanged, ModelError."""
+        spare = self._files.spare
+        try:
+            self._fill(wanted, spare, progress)
+        except SourceSilent:
+            if self._files.spare == spare:
+                raise
+            # It fell silent meanwhile, and who is asked now may not have what lies in the gaps.
+            self._fill(wanted, self._files.spare, progress)
+
+    def _fill(self, wanted: Mapping[str, Sequence[Range]], spare: float, progress: Progress) -> None:
         with ExitStack() as stack:
             jobs: list[tuple[SparseFile, str, Range]] = []
             there = 0
@@ -120,7 +156,7 @@ class Mirror:
                     sparse = stack.enter_context(SparseFile(self._folder / file, self._versions[file]))
                 lacks = sparse.lacks(ranges)
                 there += total(ranges) - total(lacks)
-                jobs += [(sparse, file, piece) for piece in pieces(_few(ranges, lacks), PIECE_BYTES)]
+                jobs += [(sparse, file, piece) for piece in pieces(_few(ranges, lacks, spare), PIECE_BYTES)]
             count = _Count(there, there + total(piece for _, _, piece in jobs), progress)
             count.add(0)
             self._all(jobs, count)
@@ -190,7 +226,7 @@ class Mirror:
             count(len(data))
 
         try:
-            self._http.read(file, version, *piece, sink)
+            self._files.read(file, version, *piece, sink)
         finally:
             with self._writing():
                 sparse.commit(committed, at)
@@ -226,9 +262,9 @@ def _uncounted(_count: int) -> None:
     pass
 
 
-def _few(wanted: Sequence[Range], lacks: Sequence[Range]) -> list[Range]:
-    """``lacks`` as few requests, with what lies in narrow gaps between them."""
-    return close_gaps(lacks, int(total(wanted) * SPARE)) if lacks else []
+def _few(wanted: Sequence[Range], lacks: Sequence[Range], spare: float) -> list[Range]:
+    """``lacks`` as few requests, with what lies in narrow gaps between them: ``spare`` of all that is wanted."""
+    return close_gaps(lacks, int(total(wanted) * spare)) if lacks else []
 
 
 def _has_header(path: Path, known: Recorded) -> bool:

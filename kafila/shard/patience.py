@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from kafila.errors import FetchFailed
+from kafila.errors import FetchFailed, SourceSilent
 
 ATTEMPTS = 6
-"""In a row without a byte of progress: with the waits below a quarter of a minute, which outlasts a restart."""
+"""With the waits below a quarter of a minute, which outlasts a restart."""
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0
@@ -31,6 +31,8 @@ class Patience:
     """From 0 to 1: members that were refused together do not come back together."""
     clock: Callable[[], float] = time.time
     """Seconds since 1970, for a Retry-After that names a date."""
+    attempts: int = ATTEMPTS
+    """In a row without a byte of progress."""
 
     def go_on(self) -> None:
         """Raises FetchFailed once this member is leaving."""
@@ -56,16 +58,16 @@ class Attempts:
         self._failed = 0
 
     def failed(self, why: str, retry_after: str | None = None) -> None:
-        """Wait before the next attempt. Raises FetchFailed when there is none."""
+        """Wait before the next attempt. Raises SourceSilent when there is none, FetchFailed when this member leaves."""
         self._failed += 1
-        if self._failed >= ATTEMPTS:
-            raise FetchFailed(
+        if self._failed >= self._patience.attempts:
+            raise SourceSilent(
                 f"{self._what} does not come ({why}, {self._failed} times): check the network and the address, then "
                 "start again; what has been fetched is kept"
             )
         asked = retry_after_s(retry_after, self._patience.clock())
         if asked is not None and asked > LONGEST_RETRY_AFTER_S:
-            raise FetchFailed(
+            raise SourceSilent(
                 f"{self._what} does not come ({why}): its server asks to wait {asked:.0f} s; start again after that; "
                 "what has been fetched is kept"
             )

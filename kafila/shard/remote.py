@@ -11,20 +11,16 @@ from typing import TypeVar
 from kafila.errors import FetchFailed, ModelIncomplete, ModelNotFound
 from kafila.shard.cache_folder import CacheFolder, cache_folder, folder_name, last_revision
 from kafila.shard.config import parse_config
+from kafila.shard.file_names import CONFIG_NAME, GENERATION_NAME, LANGUAGE_FILES
 from kafila.shard.fingerprint import fingerprint, samples
 from kafila.shard.http_files import HttpFiles, SourceChanged
 from kafila.shard.manifest import INDEX_NAME, Checkpoint, open_checkpoint, weight_files
-from kafila.shard.mirror import AT_ONCE, Mirror, Progress
+from kafila.shard.mirror import AT_ONCE, Mirror, Progress, SourceFiles
+from kafila.shard.neighbour_files import Neighbours, SharedFiles
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import Range, merge
 from kafila.shard.source import MAIN, Hub, Remote, hub_endpoint, signed_in
 from kafila.types import TensorSpec
-
-CONFIG_NAME = "config.json"
-GENERATION_NAME = "generation_config.json"
-LANGUAGE_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-"""What the head reads besides; all but the first may be absent."""
-
 
 T = TypeVar("T")
 
@@ -48,9 +44,10 @@ class RemoteCheckpoint:
         revision: str = "",
         root: Path | None = None,
         told: Callable[[str], None] = _nobody,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """``revision``: the commit a host has told; without one the hub is asked. ``told`` hears what people should
-        know. Raises ModelNotFound, FetchFailed."""
+        know. ``neighbours`` are asked where the source does badly. Raises ModelNotFound, FetchFailed."""
         self._patience = patience
         self._told = told
         root = root or cache_folder()
@@ -59,7 +56,11 @@ class RemoteCheckpoint:
         if isinstance(source, Hub):
             self.source = self._at_commit(source, revision, last_revision(root, place))
         self._cache = CacheFolder(root / folder_name(place, self.revision), place, self.revision)
-        self._mirror = Mirror(self._cache.path, self.source, patience, told)
+        folder, source = self._cache.path, self.source
+        files: SourceFiles = HttpFiles(source, patience)
+        if neighbours is not None:
+            files = SharedFiles(source, folder, patience, neighbours, told)
+        self._mirror = Mirror(folder, source, files, patience, told)
         self._checkpoint: Checkpoint | None = None
         self._fingerprint = ""
 
@@ -67,6 +68,11 @@ class RemoteCheckpoint:
     def revision(self) -> str:
         """The hub's commit; empty for other sources."""
         return (self.source.commit or "") if isinstance(self.source, Hub) else ""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept."""
+        return self._cache.path
 
     def close(self) -> None:
         """Its folder may be pruned from now on."""
