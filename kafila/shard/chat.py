@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tokenizers import Tokenizer
 
@@ -59,9 +59,16 @@ class ChatFormat:
     """The text side of a checkpoint: tokenizer, chat template, and the ids that end a turn."""
 
     def __init__(
-        self, tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate], named: Mapping[str, str], eos: set[int]
+        self,
+        tokenizer: Tokenizer,
+        templates: Mapping[str, ChatTemplate],
+        named: Mapping[str, str],
+        eos: set[int],
+        tokens: int | None = None,
     ) -> None:
+        """``tokens``: how many the model has; None: not known."""
         self.tokenizer = tokenizer
+        self._tokens = tokens
         self.pieces = Pieces(tokenizer)
         self._templates = templates
         self._named = named
@@ -83,20 +90,23 @@ class ChatFormat:
             name: ChatTemplate(source, f"the chat template {name!r} of {folder}", clock)
             for name, source in _template_sources(folder, config).items()
         }
-        ends = [_read_json(folder / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
-        eos = {number for end in ends if end is not None for number in (end if isinstance(end, list) else [end])}
+        model = _read_json(folder / "config.json")
+        ends = [each.get("eos_token_id") for each in (_read_json(folder / "generation_config.json"), model)]
+        eos = {number for end in ends for number in (end if isinstance(end, list) else [end]) if _is_number(number)}
         named = {**_named_tokens(_read_json(folder / "special_tokens_map.json")), **_named_tokens(config)}
-        return cls(_load_tokenizer(folder / "tokenizer.json"), templates, named, eos)
+        vocabulary = model.get("vocab_size")
+        tokens = vocabulary if _is_number(vocabulary) else None
+        return cls(_load_tokenizer(folder / "tokenizer.json"), templates, named, eos, tokens)
 
     def prompt(self, question: Question) -> list[int]:
         """What a question's answer follows: its conversation as `encode` renders it, or its text as it is.
 
-        Raises what `encode` raises.
+        Raises what `encode` raises, and `ModelError` on a token that the model does not have.
         """
         if question.prompt is not None:
             # With what the tokenizer puts before every text; special tokens that are spelled out are meant here.
-            return list(self.tokenizer.encode(question.prompt).ids)
-        return self.encode(
+            return self._known(self.tokenizer.encode(question.prompt).ids)
+        ids = self.encode(
             [
                 {"role": message.role, "content": message.content, **json.loads(message.extra or "{}")}
                 for message in question.messages
@@ -104,6 +114,16 @@ class ChatFormat:
             tools=json.loads(question.tools or "null"),
             variables=json.loads(question.template_options or "{}"),
         )
+        return self._known(ids)
+
+    def _known(self, ids: Sequence[int]) -> list[int]:
+        """The ids, if the model has them all."""
+        if self._tokens is not None and max(ids, default=0) >= self._tokens:
+            raise ModelError(
+                f"the tokenizer makes token {max(ids)} of this, and the model has {self._tokens} tokens: "
+                "tokenizer.json is another model's"
+            )
+        return list(ids)
 
     def opening(self, prompt: Sequence[int]) -> str:
         """The thinking tag that a rendered conversation ends with, and what follows it, or nothing.
@@ -181,19 +201,38 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     if (path := folder / "chat_template.jinja").is_file():
         files["default"] = path
     if files:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    written = config.get("chat_template")
-    if isinstance(written, str):
-        return {"default": written}
-    if isinstance(written, list):
-        return {entry["name"]: entry["template"] for entry in written}
-    return dict(written or {})
+        return {name: _read_text(path) for name, path in files.items()}
+    written = config.get("chat_template") or {}
+    try:
+        if isinstance(written, list):
+            written = {entry["name"]: entry["template"] for entry in written}
+        found = {"default": written} if isinstance(written, str) else dict(written)
+    except (KeyError, TypeError, ValueError):
+        found = {"": None}
+    if not all(isinstance(text, str) for pair in found.items() for text in pair):
+        path = folder / "tokenizer_config.json"
+        raise ModelIncomplete(
+            f"{path}: its chat_template is neither a text nor named ones: download the checkpoint again"
+        )
+    return found
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens by name; each is written as its text, or as an object that holds it."""
     found = {name: config[name] for name in _NAMED_TOKENS if config.get(name)}
-    return {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelIncomplete(f"{path} cannot be read: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -201,8 +240,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise ModelIncomplete(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelIncomplete(f"{path} does not hold what it should")

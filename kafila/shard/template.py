@@ -7,7 +7,7 @@ the ``generation`` tag, and the functions ``raise_exception`` and ``strftime_now
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -15,13 +15,18 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kafila.errors import ModelError
 
-MAX_STEPS = 2_000_000
-"""Loop turns and macro calls of one rendering, about two seconds. Real templates take a few for each message; the
-sandbox alone bounds one loop (range stops at 100,000) and not a loop within a loop."""
+MAX_STEPS = 200_000
+"""Loop turns and macro calls of one rendering: a second or two, in which its member answers nobody. Real templates take
+a few for each message, or go through all for each; the sandbox alone bounds one loop (range stops at 100,000) and not a
+loop within a loop."""
+
+MAX_LENGTH = 10_000_000
+"""Of a text or list that is multiplied, and of a number in bits: beyond any context, and little memory."""
 
 _FAULTS = (
     jinja2.TemplateError,
@@ -79,12 +84,27 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**"})  # what makes much of little
+
     def __init__(self, clock: Callable[[], datetime]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self.steps_left = 0
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: clock().strftime(form)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """As the sandbox's, unless the result would be out of all bounds."""
+        match left, right:
+            case int(), int():
+                length = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            case (Sized() as many, int(times)) | (int(times), Sized() as many):
+                length = len(many) * times
+            case _:
+                length = 0
+        if length > MAX_LENGTH:
+            raise jinja2.TemplateError(f"the result of {operator} would be too large")
+        return super().call_binop(context, operator, left, right)
 
     def step(self) -> bool:
         """Called by the compiled template wherever it can go round; true, so that it can stand in a condition."""

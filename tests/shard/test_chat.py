@@ -200,6 +200,7 @@ def test_named_tokens_from_the_older_file(tmp_path: Path) -> None:
         ({"eos_token_id": [7, 8]}, {"eos_token_id": 9}, {7, 8, 9}),
         ({"eos_token_id": 7}, {"eos_token_id": None}, {7}),
         ({}, {"eos_token_id": [9]}, {9}),
+        ({"eos_token_id": [[1], "2", None, True]}, {"eos_token_id": {"a": 3}}, set()),
         (None, None, set()),
     ],
 )
@@ -319,6 +320,33 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
     (folder / name).write_text(content)
     with pytest.raises(ModelIncomplete, match=name):
         ChatFormat.load(folder, clock)
+
+
+@pytest.mark.parametrize("template", [5, [5], [{"name": "default"}], [{"name": 3, "template": "x"}], {"default": 1}])
+def test_a_chat_template_that_is_no_text_is_named(tmp_path: Path, template: Any) -> None:
+    with pytest.raises(ModelIncomplete, match=r"tokenizer_config\.json: its chat_template"):
+        ChatFormat.load(checkpoint(tmp_path, chat_template=template), clock)
+
+
+def test_a_template_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelIncomplete, match=r"chat_template\.jinja"):
+        ChatFormat.load(folder, clock)
+
+
+def test_named_tokens_that_are_no_text_are_passed_over(tmp_path: Path) -> None:
+    chat = ChatFormat.load(checkpoint(tmp_path, eos_token={"id": 1}, bos_token=7), clock)
+    assert chat.stop_ids == {id_of(chat.tokenizer, "<|im_end|>")}
+
+
+def test_a_tokenizer_with_tokens_that_the_model_lacks_costs_the_question_alone(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 100}))
+    chat = ChatFormat.load(folder, clock)
+    for asked in (Question(prompt="hello<|im_end|>"), Question((Turn("user", "hello"),))):
+        with pytest.raises(ModelError, match=r"the model has 100 tokens: tokenizer\.json is another"):
+            chat.prompt(asked)
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def test_the_language(source: str, text: str) -> None:
         ("{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}", "recursion"),
         ("{% for i in range(1000000) %}{% endfor %}", "Range too big"),
         ("{% include 'other' %}", "fails"),
+        ("{{ 'x' * 10 ** 11 }}", r"\* would be too large"),
+        ("{{ 10 ** 6 * [0, 1] * 9 }}", r"\* would be too large"),
+        ("{{ 9 ** (9 ** 9) }}", r"\*\* would be too large"),
     ],
 )
 def test_a_template_that_errs_is_named(source: str, words: str) -> None:
@@ -78,6 +81,10 @@ def test_a_template_that_loops_is_stopped(monkeypatch: pytest.MonkeyPatch, sourc
     monkeypatch.setattr(template, "MAX_STEPS", 10_000)
     with pytest.raises(ModelError, match="10,000 steps"):
         render(source)
+
+
+def test_ordinary_products_are_python_s() -> None:
+    assert render("{{ '-' * 3 }}{{ 6 * 7 }} {{ 2 ** 10 }} {{ 1.5 * 2 }} {{ ([0] * 2) | length }}") == "---42 1024 3.0 2"
 
 
 def test_each_rendering_has_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
