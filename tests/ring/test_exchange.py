@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
@@ -56,7 +57,7 @@ def test_a_part_is_asked_of_one_neighbour_and_given() -> None:
 
 
 def test_damage_and_what_was_not_asked_for_are_noticed_and_another_is_asked() -> None:
-    damaged = {
+    damaged: dict[str, Callable[[Want], Piece]] = {
         "damaged": lambda want: replace(piece(want), digest=bytes(32)),
         "another part": lambda want: piece(Want(want.number, replace(want.part, start=99))),
         "of another": lambda want: Piece(want.number, FilePiece(100, 999, "", b"a"), sha256(b"a").digest()),
