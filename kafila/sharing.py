@@ -20,7 +20,7 @@ from kafila.errors import FetchFailed, ProtocolError
 from kafila.mesh import Mesh
 from kafila.ring.exchange import Asker, Given, Giver
 from kafila.ring.parts import MAX_ETAG_BYTES, Parts, Piece, Refuse, Want, decode_parts, encode_parts
-from kafila.shard.neighbour_files import Nobody
+from kafila.shard.neighbours import Nobody
 from kafila.shard.patience import Patience
 from kafila.types import FilePart, FilePiece, NodeId, Withheld
 

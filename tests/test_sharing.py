@@ -13,7 +13,7 @@ import trio.testing
 from kafila.errors import FetchFailed
 from kafila.mesh import Mesh
 from kafila.ring.parts import Piece, decode_parts, encode_parts, is_parts
-from kafila.shard.neighbour_files import Nobody
+from kafila.shard.neighbours import Nobody
 from kafila.shard.patience import Patience
 from kafila.sharing import LINK_BYTES, Sharing
 from kafila.types import FilePart, FilePiece, NodeId, Withheld

@@ -11,13 +11,13 @@ from kafila.errors import DeviceError, ModelError, ModelNotFound
 from kafila.shard.fingerprint import fingerprint
 from kafila.shard.held import Held
 from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
+from kafila.shard.neighbours import Neighbours
 from kafila.shard.patience import Patience
 from kafila.shard.source import Folder, Hub, Remote, parse_source
 from kafila.types import BlockRange
 
 if TYPE_CHECKING:
     from kafila.shard.mirror import Progress  # imports httpx, which a machine that only has folders may lack
-    from kafila.shard.neighbour_files import Neighbours
     from kafila.shard.remote import RemoteCheckpoint
 
 

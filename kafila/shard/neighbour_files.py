@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import httpx
 
@@ -25,6 +25,7 @@ from kafila.errors import FetchFailed, SourceSilent
 from kafila.shard.held import layout_of
 from kafila.shard.http_files import SPARE, TEXT_BYTES, HttpFiles, Sink
 from kafila.shard.journal import Version
+from kafila.shard.neighbours import Neighbours, Nobody
 from kafila.shard.patience import Patience
 from kafila.shard.source import Hub, Remote
 from kafila.types import FilePart, FilePiece
@@ -39,24 +40,6 @@ BRIEF_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 _ANY_LENGTH = 2**62
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Nobody:
-    """No neighbour gives a part; ``reasons`` in words. ``absent``: the checkpoint has no such file."""
-
-    reasons: str
-    absent: bool = False
-    unasked: bool = False
-    """There are no neighbours yet: the ring is not formed."""
-
-
-class Neighbours(Protocol):
-    """Members that may hold what a source does not give. Any thread may ask."""
-
-    def ask(self, part: FilePart, patience: Patience) -> FilePiece | Nobody:
-        """The part or its beginning, once somebody gives it. Raises FetchFailed when this member is leaving."""
-        ...
 
 
 class Pace:

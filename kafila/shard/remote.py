@@ -16,7 +16,8 @@ from kafila.shard.fingerprint import fingerprint, samples
 from kafila.shard.http_files import HttpFiles, SourceChanged
 from kafila.shard.manifest import INDEX_NAME, Checkpoint, open_checkpoint, weight_files
 from kafila.shard.mirror import AT_ONCE, Mirror, Progress, SourceFiles
-from kafila.shard.neighbour_files import Neighbours, SharedFiles
+from kafila.shard.neighbour_files import SharedFiles
+from kafila.shard.neighbours import Neighbours
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import Range, merge
 from kafila.shard.source import MAIN, Hub, Remote, hub_endpoint, signed_in

@@ -12,7 +12,8 @@ import pytest
 from kafila.errors import FetchFailed, ModelNotFound, SourceSilent
 from kafila.shard.held import Held
 from kafila.shard.manifest import Checkpoint, own_tensors
-from kafila.shard.neighbour_files import SLOW_AFTER_S, SLOW_BYTES_PER_S, Nobody, Pace
+from kafila.shard.neighbour_files import SLOW_AFTER_S, SLOW_BYTES_PER_S, Pace
+from kafila.shard.neighbours import Nobody
 from kafila.shard.patience import Patience
 from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import parse_source
