@@ -20,9 +20,19 @@ import numpy.typing as npt
 from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
+from kafila.shard.experts import EXPERTS, STACKED, ExpertShape
 from kafila.shard.formats import Affine
 from kafila.shard.load import build_block
-from kafila.shard.manifest import EMBEDDING, UNEMBEDDING, block_tensors, model_manifest, weight_format
+from kafila.shard.manifest import (
+    DTYPE_BYTES,
+    EMBEDDING,
+    UNEMBEDDING,
+    block_bytes,
+    block_tensors,
+    model_manifest,
+    stacks_experts,
+    weight_format,
+)
 from kafila.shard.ops import BlockWeights, HeadWeights, HostMatrix, HostTensor, Ops, QuantizedTensor
 from kafila.types import BlockRange, ModelManifest, Sampling, Segment
 
@@ -48,7 +58,6 @@ CHUNK = 64
 """Rows of the prefill-shaped pass that arithmetic is measured by; also the tokens in the cache at the timed token."""
 _PATTERN = 1 << 16
 _GROUP = 128  # the largest that checkpoints are quantized in
-_BLOCK = "model.layers.0."
 _TOKEN = (Segment(slot=0, start=CHUNK, length=1, sample=True),)
 _CHUNK = (Segment(slot=0, start=0, length=CHUNK, sample=False),)
 
@@ -108,16 +117,17 @@ def build_rig(ops: Ops[T], config: DecoderConfig, clock: Clock, last_level_cache
     random = _Random()
     trial = max(1, min(config.vocab, TRIAL_WEIGHTS // config.hidden))
     with ops.scope():
-        form = weight_format(config, f"{_BLOCK}mlp.up_proj.weight")
+        form = weight_format(config, mlp_weight(config, "up_proj"))
         took_s = timed(lambda: ops.matrix([random.matrix(trial, config.hidden, form)], None), clock)
         weights_per_s = trial * config.hidden / took_s if took_s > 0 else math.inf
         shape = narrowed(config, max(LEAST_WEIGHTS, weights_per_s * BLOCKS_S / 2))
-        sizes = model_manifest("probe", shape, ops.dtype)
+        index, item = probed_block(shape), DTYPE_BYTES[ops.dtype]
+        sizes = replace(model_manifest("probe", shape, ops.dtype), block_bytes=block_bytes(shape, index, item))
         until = clock() + BLOCKS_S
         blocks = _build_blocks(ops, shape, block_count(sizes.block_bytes, last_level_cache), until, clock, random)
         shorter = _shortened(config, max(LEAST_WEIGHTS, weights_per_s * HEAD_S))
         head = _build_head(ops, shorter, random)
-    windows, ropes = config.windows[:1] * len(blocks), config.ropes[:1] * len(blocks)
+    windows, ropes = (config.windows[index],) * len(blocks), (config.ropes[index],) * len(blocks)
     shape = replace(shape, windows=windows, ropes=ropes, vocab=shorter.vocab)
 
     def stage(size: int, with_head: HeadWeights[T] | None = None) -> Shard[T]:
@@ -141,8 +151,14 @@ def build_rig(ops: Ops[T], config: DecoderConfig, clock: Clock, last_level_cache
 
 
 def narrowed(config: DecoderConfig, most_weights: float) -> DecoderConfig:
-    """``config`` with fewer heads and a smaller intermediate size, until a block has no more than ``most_weights``."""
+    """``config`` with fewer heads and a smaller intermediate size, until a block has no more than ``most_weights``.
+
+    Of experts there are as many as a token goes through, or fewer, each of its own size: what a token reads is what is
+    timed.
+    """
     divisor = 1
+    if (experts := config.experts) is not None:
+        config = replace(config, experts=replace(experts, count=experts.active))
     narrow = config
     while block_weights(narrow) > most_weights and divisor < config.intermediate:
         divisor *= 2
@@ -152,8 +168,25 @@ def narrowed(config: DecoderConfig, most_weights: float) -> DecoderConfig:
             kv_heads=kv_heads,
             heads=kv_heads * max(1, config.heads // config.kv_heads // max(1, divisor // config.kv_heads)),
             intermediate=_whole_groups(config.intermediate // divisor),
+            experts=None if experts is None else _fewer(experts, max(1, experts.active // divisor)),
         )
     return narrow
+
+
+def _fewer(experts: ExpertShape, count: int) -> ExpertShape:
+    return replace(experts, count=count, active=count)
+
+
+def probed_block(config: DecoderConfig) -> int:
+    """The block whose shapes are measured: the first, or the first with experts."""
+    return 0 if config.experts is None else config.experts.sparse.index(True)
+
+
+def mlp_weight(config: DecoderConfig, name: str) -> str:
+    """The tensor of the probed block's MLP, or of its first expert, called ``name`` (``up_proj``)."""
+    expert = STACKED if stacks_experts(config) else f"{EXPERTS}0."
+    within = "mlp." if config.experts is None else expert
+    return f"model.layers.{probed_block(config)}.{within}{name}.weight"
 
 
 def _whole_groups(size: int) -> int:
@@ -161,10 +194,10 @@ def _whole_groups(size: int) -> int:
     return size // _GROUP * _GROUP or size
 
 
-def block_count(block_bytes: int, last_level_cache: int) -> int:
+def block_count(read_bytes: int, last_level_cache: int) -> int:
     """Blocks whose bytes do not fit the cache."""
     low, high = WORKING_SET_LIMITS
-    return min(MAX_BLOCKS, ceil(min(high, max(low, CACHES_OVER * last_level_cache)) / block_bytes))
+    return min(MAX_BLOCKS, ceil(min(high, max(low, CACHES_OVER * last_level_cache)) / read_bytes))
 
 
 def cache_bytes(root: Path = Path("/")) -> int:
@@ -179,8 +212,8 @@ def cache_bytes(root: Path = Path("/")) -> int:
 
 
 def block_weights(config: DecoderConfig) -> int:
-    """Numbers in one block."""
-    return sum(prod(shape) for shape in block_tensors(config, 0).values())
+    """Numbers in the block that is probed."""
+    return sum(prod(shape) for shape in block_tensors(config, probed_block(config)).values())
 
 
 class _Random:
@@ -223,11 +256,16 @@ class _RandomBlock:
     random: _Random
 
     def tensor(self, name: str) -> HostTensor:
-        return self.random.tensor(self.shapes[_BLOCK + name])
+        return self.random.tensor(self.shapes[f"model.layers.{probed_block(self.config)}.{name}"])
 
     def matrix(self, module: str) -> HostMatrix:
-        name = f"{_BLOCK}{module}.weight"
-        outputs, inputs = self.shapes[name]
+        return self._matrix(f"model.layers.{probed_block(self.config)}.{module}.weight")
+
+    def expert(self, index: int, name: str) -> HostMatrix:  # noqa: ARG002  - they are all alike
+        return self._matrix(mlp_weight(self.config, name))
+
+    def _matrix(self, name: str) -> HostMatrix:
+        *_, outputs, inputs = self.shapes[name]
         return self.random.matrix(outputs, inputs, weight_format(self.config, name))
 
 
@@ -235,10 +273,11 @@ def _build_blocks(
     ops: Ops[T], config: DecoderConfig, most: int, until: float, clock: Clock, random: _Random
 ) -> list[BlockWeights[T]]:
     """Up to ``most``, one after the other while there is time."""
-    weights = _RandomBlock(block_tensors(config, 0), config, random)
-    blocks = [build_block(ops, config, weights)]
+    weights = _RandomBlock(block_tensors(config, probed_block(config)), config, random)
+    build = partial(build_block, ops, config, weights, sparse=config.experts is not None)
+    blocks = [build()]
     while len(blocks) < most and clock() < until:
-        blocks.append(build_block(ops, config, weights))
+        blocks.append(build())
     return blocks
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from kafila.errors import UsageError
 from kafila.shard.config import DecoderConfig
+from kafila.shard.experts import ROUTER
 from kafila.shard.formats import Affine, Quantization
 from kafila.shard.manifest import expected_tensors
 
@@ -34,6 +35,8 @@ def with_scheme(config: DecoderConfig, scheme: str) -> DecoderConfig:
 
 
 def _form(scheme: str, name: str, inputs: int) -> Affine | None:
+    if name.endswith(ROUTER):
+        return None  # small, and what it rounds differently sends a token through other experts
     in_block = name.startswith("model.layers.")
     forms = (_INT4, _INT8) if scheme == "int4" and in_block else (_INT8,)
     return next((form for form in forms if form.fits(inputs)), None)

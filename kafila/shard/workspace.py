@@ -27,11 +27,17 @@ _FLOAT = 4
 
 
 def block_memory_bytes(ops: Ops[T], config: DecoderConfig) -> int:
-    """What one block's weights take on this device."""
-    shapes = block_tensors(config, 0)
-    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
-    plain = sum(prod(shape) * _FLOAT for name, shape in shapes.items() if name not in matrices)
-    return plain + sum(ops.matrix_bytes(*shape, weight_format(config, name)) for name, shape in matrices.items())
+    """What one block's weights take on this device (the largest, should they differ)."""
+    return max(_block_bytes(ops, config, index) for index in range(config.blocks))
+
+
+def _block_bytes(ops: Ops[T], config: DecoderConfig, index: int) -> int:
+    shapes = block_tensors(config, index)
+    plain = sum(prod(shape) * _FLOAT for shape in shapes.values() if len(shape) == 1)
+    return plain + sum(
+        prod(stacked) * ops.matrix_bytes(outputs, inputs, weight_format(config, name))
+        for name, (*stacked, outputs, inputs) in ((name, shape) for name, shape in shapes.items() if len(shape) > 1)
+    )
 
 
 def head_memory_bytes(ops: Ops[T], config: DecoderConfig) -> int:
@@ -71,6 +77,8 @@ def _pass_bytes(config: DecoderConfig, context: int, slots: int) -> int:
     keys = config.kv_heads * config.head_dim
     attention = 3 * heads + 2 * keys
     mlp = 3 * config.intermediate
+    if config.experts is not None:  # a row for each expert that a token goes through, before, within and after it
+        mlp = max(mlp, 3 * config.experts.active * (config.hidden + config.experts.intermediate))
     activations = rows * (4 * config.hidden + max(attention, mlp)) * _FLOAT
     seen = context * 2 * keys * _FLOAT
     masks = PASS_ROWS * context * (1 + _FLOAT)
