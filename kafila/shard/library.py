@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafila.errors import DeviceError, ModelError, ModelNotFound
+from kafila.shard.file_names import CONFIG_NAME
 from kafila.shard.fingerprint import fingerprint
 from kafila.shard.held import Held
 from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
 from kafila.shard.neighbours import Neighbours
 from kafila.shard.patience import Patience
-from kafila.shard.source import Folder, Hub, Remote, parse_source
+from kafila.shard.source import Elsewhere, Folder, Hub, Members, Remote, parse_source
 from kafila.types import BlockRange
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Library:
         than the one wanted."""
         if (known := self._found.get(wanted)) is not None:
             return known  # the host, which has offered it
-        source = _source(wanted)
+        source = self._source(wanted)
         if isinstance(source, Folder):
             checkpoint, revision = _open_folder(source, wanted), ""
             try:
@@ -94,7 +95,7 @@ class Library:
 
     def language(self, wanted: Wanted) -> Path:
         """A folder with the checkpoint's tokenizer and template. Raises ModelError."""
-        source = _source(wanted)
+        source = self._source(wanted)
         return source.path if isinstance(source, Folder) else self._remote_for(source, wanted).language()
 
     def share(
@@ -105,7 +106,7 @@ class Library:
         ``patience`` is this share's own: a new plan may ask for another while this one is being given up. Raises
         ModelError.
         """
-        source = _source(wanted)
+        source = self._source(wanted)
         if isinstance(source, Folder):
             return _open_folder(source, wanted)
         remote = self._open_remote(source, wanted, patience)
@@ -115,7 +116,14 @@ class Library:
         self.held = Held(remote.folder, remote.revision)
         return remote.fetch(lambda checkpoint: own_tensors(checkpoint, blocks, holds_head=holds_head), progress)
 
-    def _remote_for(self, source: Remote, wanted: Wanted) -> RemoteCheckpoint:
+    def _source(self, wanted: Wanted) -> Folder | Elsewhere:
+        """Where it is; at other members where it is a folder that is not here, and neighbours may be asked."""
+        source = _source(wanted)
+        if isinstance(source, Folder) and wanted.fingerprint and self._neighbours is not None and _lacks(source):
+            return Members(wanted.name, wanted.fingerprint)
+        return source
+
+    def _remote_for(self, source: Elsewhere, wanted: Wanted) -> RemoteCheckpoint:
         place = (_shown(source), wanted.revision)
         known = self._remotes.get(place)
         if known is None:
@@ -124,7 +132,7 @@ class Library:
             self._remotes |= {place: known, (_shown(source), known.revision): known}
         return known
 
-    def _open_remote(self, source: Remote, wanted: Wanted, patience: Patience) -> RemoteCheckpoint:
+    def _open_remote(self, source: Elsewhere, wanted: Wanted, patience: Patience) -> RemoteCheckpoint:
         try:
             from kafila.shard.remote import RemoteCheckpoint  # noqa: PLC0415  - as above
         except ModuleNotFoundError as error:
@@ -152,17 +160,27 @@ def _source(wanted: Wanted) -> Folder | Remote:
     return parse_source(wanted.source)
 
 
-def _shown(source: Remote) -> str:
+def _lacks(folder: Folder) -> bool:
+    try:
+        (folder.path / CONFIG_NAME).stat()
+    except OSError:  # also where this machine has something that may not be looked into
+        return True
+    return False
+
+
+def _shown(source: Elsewhere) -> str:
+    if isinstance(source, Members):
+        return source.name
     return source.repository if isinstance(source, Hub) else source.base
 
 
 def _open_folder(source: Folder, wanted: Wanted) -> Checkpoint:
     try:
         return open_checkpoint(source.path)
-    except ModelNotFound as error:
+    except (ModelNotFound, PermissionError) as error:
         if not wanted.fingerprint:
             raise
         raise ModelNotFound(
             f"the host serves {source.path} from a folder of its own, and this machine has no checkpoint there: say "
-            "where this machine has it with --model"
+            "where this machine has it with --model, or start both with --share-weights"
         ) from error

@@ -22,7 +22,7 @@ from kafila.shard.journal import Recorded, SparseFile, Version, forget, recorded
 from kafila.shard.manifest import MAX_HEADER_BYTES
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import Range, close_gaps, missing, pieces, total
-from kafila.shard.source import Hub, Remote
+from kafila.shard.source import Elsewhere, Hub, Members
 
 AT_ONCE = 4
 """Requests in flight: enough to fill a line that one connection does not, few enough for a friend's web server."""
@@ -64,7 +64,7 @@ class Mirror:
     """``told`` hears what the person should know."""
 
     def __init__(
-        self, folder: Path, source: Remote, files: SourceFiles, patience: Patience, told: Callable[[str], None]
+        self, folder: Path, source: Elsewhere, files: SourceFiles, patience: Patience, told: Callable[[str], None]
     ) -> None:
         self._folder = folder
         self._source = source
@@ -179,8 +179,9 @@ class Mirror:
 
     @property
     def _settled(self) -> bool:
-        """Whether what is here need not be compared with the source: a commit never changes."""
-        return self._away or (isinstance(self._source, Hub) and self._source.commit is not None)
+        """Whether what is here need not be compared with the source: neither a commit nor a fingerprint changes."""
+        fixed = isinstance(self._source, Members) or (isinstance(self._source, Hub) and self._source.commit is not None)
+        return self._away or fixed
 
     def _go_away(self, error: FetchFailed) -> None:
         self._patience.go_on()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import httpx
 
@@ -27,7 +27,7 @@ from kafila.shard.http_files import SPARE, TEXT_BYTES, HttpFiles, Sink
 from kafila.shard.journal import Version
 from kafila.shard.neighbours import Neighbours, Nobody
 from kafila.shard.patience import Patience
-from kafila.shard.source import Hub, Remote
+from kafila.shard.source import Elsewhere, Hub, Members
 from kafila.types import FilePart, FilePiece
 
 SLOW_BYTES_PER_S = 1_000_000.0
@@ -81,12 +81,43 @@ class _Slow(Exception):
     """The source brings too little."""
 
 
+class Nowhere:
+    """The files of a source that has no address, as `HttpFiles` of one that is silent."""
+
+    spare = 0.0
+
+    def __init__(self, source: Members) -> None:
+        self._source = source
+
+    def text(self, file: str, known: Version | None = None) -> NoReturn:  # noqa: ARG002  - as of all sources
+        """It does not come."""
+        raise SourceSilent(f"{file} of {self._source} is not on this machine")
+
+    def beginning(self, file: str, count: int) -> NoReturn:  # noqa: ARG002  - as above
+        """It does not come."""
+        self.text(file)
+
+    def read(self, file: str, version: Version, start: int, end: int, sink: Sink) -> NoReturn:  # noqa: ARG002  - as above
+        """It does not come."""
+        self.text(file)
+
+    def close(self) -> None:
+        """There is nothing to hang up."""
+
+
+def _at_source(source: Elsewhere, patience: Patience) -> tuple[HttpFiles | Nowhere, HttpFiles | Nowhere]:
+    """With little patience, and with all."""
+    if isinstance(source, Members):
+        return Nowhere(source), Nowhere(source)
+    return HttpFiles(source, replace(patience, attempts=BRIEF_ATTEMPTS), BRIEF_TIMEOUT), HttpFiles(source, patience)
+
+
 class SharedFiles:
     """`HttpFiles`, with neighbours behind it. ``folder`` is where the mirror keeps what has come."""
 
     def __init__(
         self,
-        source: Remote,
+        source: Elsewhere,
         folder: Path,
         patience: Patience,
         neighbours: Neighbours,
@@ -100,8 +131,7 @@ class SharedFiles:
         self._told = told
         self._pace = pace or Pace()
         self._lock = threading.Lock()
-        self._brief = HttpFiles(source, replace(patience, attempts=BRIEF_ATTEMPTS), BRIEF_TIMEOUT)
-        self._patient = HttpFiles(source, patience)
+        self._brief, self._patient = _at_source(source, patience)
         self._neighbours_first = False
         self._why: SourceSilent | _Slow | None = None
         """What the source last did instead of bringing what was asked."""

@@ -16,11 +16,11 @@ from kafila.shard.fingerprint import fingerprint, samples
 from kafila.shard.http_files import HttpFiles, SourceChanged
 from kafila.shard.manifest import INDEX_NAME, Checkpoint, open_checkpoint, weight_files
 from kafila.shard.mirror import AT_ONCE, Mirror, Progress, SourceFiles
-from kafila.shard.neighbour_files import SharedFiles
+from kafila.shard.neighbour_files import Nowhere, SharedFiles
 from kafila.shard.neighbours import Neighbours
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import Range, merge
-from kafila.shard.source import MAIN, Hub, Remote, hub_endpoint, signed_in
+from kafila.shard.source import MAIN, Elsewhere, Hub, Members, Web, hub_endpoint, signed_in
 from kafila.types import TensorSpec
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class RemoteCheckpoint:
 
     def __init__(
         self,
-        source: Remote,
+        source: Elsewhere,
         patience: Patience,
         *,
         revision: str = "",
@@ -52,16 +52,15 @@ class RemoteCheckpoint:
         self._patience = patience
         self._told = told
         root = root or cache_folder()
-        place = f"{hub_endpoint()}/{source.repository}" if isinstance(source, Hub) else source.base
-        self.source: Remote = source
+        place, key = _place(source), ""
+        self.source: Elsewhere = source
         if isinstance(source, Hub):
             self.source = self._at_commit(source, revision, last_revision(root, place))
-        self._cache = CacheFolder(root / folder_name(place, self.revision), place, self.revision)
-        folder, source = self._cache.path, self.source
-        files: SourceFiles = HttpFiles(source, patience)
-        if neighbours is not None:
-            files = SharedFiles(source, folder, patience, neighbours, told)
-        self._mirror = Mirror(folder, source, files, patience, told)
+            key = self.revision
+        elif isinstance(source, Members):
+            key = source.fingerprint
+        self._cache = CacheFolder(root / folder_name(place, key), place, key)
+        self._mirror = Mirror(self.folder, self.source, self._files(neighbours), patience, told)
         self._checkpoint: Checkpoint | None = None
         self._fingerprint = ""
 
@@ -108,6 +107,11 @@ class RemoteCheckpoint:
             return self._again_if_changed(lambda: self._fetch(names, progress))
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _files(self, neighbours: Neighbours | None) -> SourceFiles:
+        if neighbours is not None:
+            return SharedFiles(self.source, self.folder, self._patience, neighbours, self._told)
+        return Nowhere(self.source) if isinstance(self.source, Members) else HttpFiles(self.source, self._patience)
 
     def _at_commit(self, source: Hub, revision: str, last: str | None) -> Hub:
         """The source at the commit it has now; at the ``last`` one that was fetched where the hub does not answer."""
@@ -188,7 +192,14 @@ def _by_file(specs: Iterable[TensorSpec]) -> dict[str, list[Range]]:
     return {file: merge(found) for file, found in sorted(ranges.items())}
 
 
-def _no_checkpoint(source: Remote) -> str:
+def _place(source: Elsewhere) -> str:
+    """What a cache's folder is known by, commit or fingerprint apart."""
+    if isinstance(source, Hub):
+        return f"{hub_endpoint()}/{source.repository}"
+    return source.base if isinstance(source, Web) else f"members/{source.name}"
+
+
+def _no_checkpoint(source: Elsewhere) -> str:
     if isinstance(source, Hub):
         return (
             f"there is no folder {source.repository} here, and the hub has no such model or revision ({source}): "

@@ -90,7 +90,20 @@ class Hub:
         return f"{hub_endpoint()}/api/models/{self.repository}/revision/{quote(self.revision, safe='')}"
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """No address: a checkpoint that another member of the session has in a folder of its own."""
+
+    name: str
+    """What the host calls it."""
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
 Remote = Web | Hub
+Elsewhere = Web | Hub | Members
 Source = Folder | Web | Hub
 
 

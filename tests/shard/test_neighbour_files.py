@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kafila.errors import FetchFailed, ModelNotFound, SourceSilent
+from kafila.errors import FetchFailed, ModelError, ModelNotFound, SourceSilent
 from kafila.shard.held import Held
+from kafila.shard.library import Library, Wanted
 from kafila.shard.manifest import Checkpoint, own_tensors
 from kafila.shard.neighbour_files import SLOW_AFTER_S, SLOW_BYTES_PER_S, Pace
 from kafila.shard.neighbours import Nobody
@@ -219,6 +220,36 @@ def test_a_file_that_the_checkpoint_does_not_have_is_not_waited_for(member: Open
     folder = remote.language()
     assert (folder / "config.json").read_bytes() == (made / "config.json").read_bytes()
     assert not (folder / "tokenizer.json").exists()
+
+
+def test_a_hosts_own_folder_comes_from_the_members_that_have_it(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    offered = Library(unheard).look(Wanted(str(made))).wanted
+    elsewhere = Wanted(str(tmp_path / "not here"), "", offered.fingerprint, "tiny")
+    with pytest.raises(ModelNotFound, match=r"say where this machine has it with --model, or start both with --share"):
+        Library(unheard).look(elsewhere)
+    before, member = Library(unheard, Neighbour(None)), Library(unheard, Neighbour(made))
+    with pytest.raises(SourceSilent, match=r"config.json of tiny is not on this machine"):
+        before.look(elsewhere)
+    for _ in range(2):
+        checkpoint = member.share(elsewhere, SHARE, holds_head=False, progress=unseen, patience=Patience())
+        same_bytes(checkpoint, made, own(checkpoint))
+    assert member.held is not None
+    assert isinstance(member.held.read(FilePart("config.json", 0, 9)), FilePiece)
+    assert before.look(elsewhere).checkpoint.config == checkpoint.config  # it is here now
+    other = make_checkpoint(tmp_path / "other", "llama", seed=1)
+    with pytest.raises(ModelError, match="is not the tiny that the host serves"):
+        Library(unheard, Neighbour(other)).share(
+            replace(elsewhere, fingerprint="0" * 64), SHARE, holds_head=False, progress=unseen, patience=Patience()
+        )
+    for library in (before, member):
+        library.close()
+
+
+def unheard(_line: str) -> None:
+    pass
 
 
 def test_a_slow_source_is_left_for_neighbours(member: Opened, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
