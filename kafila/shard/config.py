@@ -7,13 +7,15 @@ planner reads sizes where no tensor library is installed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
 from kafila.shard.experts import ExpertShape, parse_experts
+from kafila.shard.families import FAMILIES, PRE_NORMS, BlockNorms, Family, Windows
 from kafila.shard.formats import Quantization, parse_quantization
 from kafila.shard.keys import Json, Keys, load_keys
-from kafila.shard.rope import Rope, parse_rope
+from kafila.shard.rope import Rope, parse_rope, parse_window_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +52,24 @@ class DecoderConfig:
     """How matrices are held in few bits; None: all plainly."""
     experts: ExpertShape | None = None
     """None: every block has one MLP."""
+    norms: BlockNorms = PRE_NORMS
+    norm_offset: float = 0.0
+    """Added to the weights of all norms: Gemma stores by how much they differ from 1."""
+    activation: str = "silu"
+    """Of the MLP's gate: ``silu`` or ``gelu_pytorch_tanh``."""
+    score_scale: float | None = None
+    """Of attention's scores; None: one over the root of ``head_dim``."""
+    score_cap: float = 0.0
+    """Scores s become cap * tanh(s / cap); 0: they are as they are."""
+    logit_cap: float = 0.0
+    """Likewise, the logits."""
+    embedding_scale: float = 1.0
+    """What an embedded token is multiplied by, rounded to the dtype that the model is served in."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """How an architecture differs where its config is silent. ``None``: the config's own flag decides."""
-
-    qk_norm: bool = False
-    qkv_bias: bool | None = None
-    o_bias: bool | None = None
-    mlp_bias: bool | None = None
-    head_dim: int | None = None
-    sliding: bool = False
-    """Has windows, where ``use_sliding_window`` says so."""
-    window: int | None = None
-    """Has windows in every block, of this size where ``sliding_window`` is absent (``null`` is none)."""
-    experts: bool = False
-    """Has experts, and windows in every block where it has any."""
-
-
-_FAMILIES = {
-    "LlamaForCausalLM": _Family(),  # Llama 2 and 3, SmolLM2, and many that took its shape
-    "MistralForCausalLM": _Family(qkv_bias=False, o_bias=False, mlp_bias=False, window=4096),
-    "Qwen2ForCausalLM": _Family(qkv_bias=True, o_bias=False, mlp_bias=False, sliding=True),
-    "Qwen3ForCausalLM": _Family(qk_norm=True, mlp_bias=False, head_dim=128, sliding=True),
-    "Qwen3MoeForCausalLM": _Family(qk_norm=True, mlp_bias=False, sliding=True, experts=True),
-}
-SUPPORTED = tuple(_FAMILIES)
+SUPPORTED = tuple(FAMILIES)
+_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 _DTYPES = ("bfloat16", "float16", "float32")
-_DEFAULT_THETA = 10_000.0  # LlamaConfig, Qwen2Config and Qwen3Config of transformers agree
 
 
 def parse_config(text: str | bytes, generation_text: str | bytes | None = None) -> DecoderConfig:
@@ -86,13 +77,13 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
 
     Raises UnsupportedModel for what we do not implement, ModelIncomplete for what is missing or makes no sense.
     """
-    config = load_keys("config.json", text)
+    family_name, family, config = _family(load_keys("config.json", text))
     generation = load_keys("generation_config.json", "{}" if generation_text is None else generation_text)
-    family_name, family = _family(config)
     _refuse_variants(config, family_name)
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     attention_bias = config.flag("attention_bias")
     blocks = config.count("num_hidden_layers")
+    windows = _windows(config, family, blocks)
     decoder = DecoderConfig(
         family=family_name,
         dtype=_dtype(config),
@@ -100,21 +91,28 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
         blocks=blocks,
         heads=heads,
         kv_heads=config.count("num_key_value_heads", heads),
-        head_dim=config.count("head_dim", family.head_dim or hidden // heads),
+        head_dim=config.count("head_dim", hidden // heads),
         intermediate=config.count("intermediate_size"),
         vocab=config.count("vocab_size"),
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        ropes=(parse_rope(config, family_name, _DEFAULT_THETA),) * blocks,
+        ropes=_ropes(config, family_name, family, windows),
         tied=config.flag("tie_word_embeddings"),
         qk_norm=family.qk_norm,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
         mlp_bias=config.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
-        windows=_windows(config, family, blocks),
+        windows=windows,
         max_context=config.count("max_position_embeddings", 2048),
         eos_ids=_eos_ids(generation.values) or _eos_ids(config.values),
         quantization=parse_quantization(config.get("quantization")),
         experts=parse_experts(config, blocks) if family.experts else None,
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        activation=_activation(config, family_name, family),
+        score_scale=_root(config, "query_pre_attn_scalar"),
+        score_cap=_cap(config, "attn_logit_softcapping"),
+        logit_cap=_cap(config, "final_logit_softcapping"),
+        embedding_scale=hidden**0.5 if family.scales_embedding else 1.0,
     )
     if decoder.heads % decoder.kv_heads or decoder.head_dim % 2:
         raise ModelIncomplete(
@@ -124,12 +122,14 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
     return decoder
 
 
-def _family(config: Keys) -> tuple[str, _Family]:
+def _family(config: Keys) -> tuple[str, Family, Keys]:
+    """Its name, its facts, and the configuration with what its silence means."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) and architectures else [config.get("model_type")]
     for name in names:
-        if isinstance(name, str) and name in _FAMILIES:
-            return name, _FAMILIES[name]
+        if isinstance(name, str) and name in FAMILIES:
+            family = FAMILIES[name]
+            return name, family, Keys(config.file, {**family.defaults, **config.values})
     raise UnsupportedModel(f"architecture {names[0]!r} is not supported; these are: {', '.join(SUPPORTED)}")
 
 
@@ -141,10 +141,28 @@ def _refuse_variants(config: Keys, family: str) -> None:
             f"this {family} checkpoint is quantized by the method {method!r}; supported are MLX's affine format, and "
             "bfloat16, float16 and float32 weights"
         )
-    if (activation := config.get("hidden_act")) not in (None, "silu"):
-        raise UnsupportedModel(f"{family} with the activation {activation!r} is not supported; supported is: silu")
+    if config.flag("use_bidirectional_attention"):
+        raise UnsupportedModel(f"{family} that looks ahead (use_bidirectional_attention) is not supported")
     if config.get("partial_rotary_factor") not in (None, 1):
         raise UnsupportedModel(f"{family} with a partial rotary embedding is not supported")
+
+
+def _activation(config: Keys, name: str, family: Family) -> str:
+    activation = config.get(family.activation_key) or "silu"
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModel(
+            f"{name} with the activation {activation!r} is not supported; supported are: {', '.join(_ACTIVATIONS)}"
+        )
+    return str(activation)
+
+
+def _root(config: Keys, key: str) -> float | None:
+    """One over the root of a number; None where there is none."""
+    return None if config.get(key) is None else config.number(key) ** -0.5
+
+
+def _cap(config: Keys, key: str) -> float:
+    return 0.0 if config.get(key) is None else config.number(key)
 
 
 def _dtype(config: Keys) -> str:
@@ -154,25 +172,37 @@ def _dtype(config: Keys) -> str:
     return str(value)
 
 
-def _windows(config: Keys, family: _Family, blocks: int) -> tuple[int | None, ...]:
-    """By block, from ``layer_types`` (newer configs) or ``max_window_layers``: earlier blocks see everything."""
-    if family.window is not None:
-        absent = "sliding_window" in config.values and config.get("sliding_window") is None
-        return (None if absent else config.count("sliding_window", family.window),) * blocks
-    if not family.sliding or not config.flag("use_sliding_window") or config.get("sliding_window") is None:
+def _ropes(config: Keys, name: str, family: Family, windows: tuple[int | None, ...]) -> tuple[Rope, ...]:
+    everywhere = parse_rope(config, name)
+    if not family.window_rope:
+        return (everywhere,) * len(windows)
+    within = parse_window_rope(config, name)
+    return tuple(everywhere if window is None else within for window in windows)
+
+
+def _windows(config: Keys, family: Family, blocks: int) -> tuple[int | None, ...]:
+    """By block: from ``layer_types`` (newer configs), or from how the family's older ones say which have one."""
+    if family.windows is Windows.BY_FLAG and not config.flag("use_sliding_window"):
+        return (None,) * blocks
+    if family.windows is Windows.NEVER or config.get("sliding_window") is None:
         return (None,) * blocks
     window = config.count("sliding_window")
-    if family.experts:
-        return (window,) * blocks
+    return tuple(window if has else None for has in _have_window(config, family, blocks))
+
+
+def _have_window(config: Keys, family: Family, blocks: int) -> Sequence[bool]:
     kinds = config.get("layer_types")
+    if family.windows is Windows.ALWAYS or family.experts:
+        return (True,) * blocks
     if kinds is None:
+        every = config.count("sliding_window_pattern", blocks + 1)
         first = config.get("max_window_layers") or 0
-        return tuple(window if index >= first else None for index in range(blocks))
+        return [index >= first and (index + 1) % every != 0 for index in range(blocks)]
     if not isinstance(kinds, list) or len(kinds) != blocks or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise UnsupportedModel(
             f"config.json: layer_types has other than {blocks} of full_attention or sliding_attention"
         )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def _eos_ids(values: Json) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """The decoder block, written once for every family and backend, and a member's run of them.
 
-x + o(attention(qkv(norm(x))))   then   x + down(silu_gate(up_gate(norm(x))))
+x + o(attention(qkv(norm(x))))   then   x + down(gated(up_gate(norm(x))))
+
+Some families have a norm before each sum as well, or experts in the place of the second line.
 """
 
 from __future__ import annotations
@@ -25,15 +27,34 @@ T = TypeVar("T")
 def block(ops: Ops[T], weights: BlockWeights[T], shape: AttentionShape, x: T, kv: T, placement: Placement[T]) -> T:
     """One block over a ragged batch's rows (rows, hidden); ``x`` may be reused, ``kv`` is written to."""
     qkv = weights.qkv(ops.rms_norm(x, weights.attention_norm))
-    attended = ops.attention(qkv, shape, weights.qk_norm, kv, placement)
-    x = ops.add(x, weights.o(attended))
-    return ops.add(x, _mlp(ops, weights.mlp, ops.rms_norm(x, weights.mlp_norm)))
+    y = weights.o(ops.attention(qkv, shape, weights.qk_norm, kv, placement))
+    x = ops.add(x, y if weights.attended_norm is None else ops.rms_norm(y, weights.attended_norm))
+    y = _mlp(ops, weights.mlp, ops.rms_norm(x, weights.mlp_norm))
+    return ops.add(x, y if weights.mlp_out_norm is None else ops.rms_norm(y, weights.mlp_out_norm))
 
 
 def _mlp(ops: Ops[T], weights: Mlp[T] | Experts[T], x: T) -> T:
     if isinstance(weights, Experts):
         return ops.mixture(x, weights)
-    return weights.down(ops.silu_gate(weights.up_gate(x)))
+    return weights.down(ops.gated(weights.up_gate(x), weights.activation))
+
+
+def attention_shape(config: DecoderConfig, index: int) -> AttentionShape:
+    """What attention is like in the block ``index``."""
+    return AttentionShape(
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        window=config.windows[index] or 0,
+        scale=config.score_scale,
+        cap=config.score_cap,
+    )
+
+
+def logits_of(ops: Ops[T], head: HeadWeights[T], cap: float, x: T) -> T:
+    """Rows (rows, hidden) after the last block to (rows, vocab); ``cap`` as in `DecoderConfig.logit_cap`."""
+    logits = head.unembedding(ops.rms_norm(x, head.norm))
+    return ops.capped(logits, cap) if cap else logits
 
 
 class Shard(Generic[T]):
@@ -59,9 +80,7 @@ class Shard(Generic[T]):
         ropes = list(dict.fromkeys(config.ropes[index] for index in held)) or [config.ropes[0]]
         self._ropes = [ops.rope(rope.frequencies(config.head_dim), cache.context) for rope in ropes]
         self._turned_by = [ropes.index(config.ropes[index]) for index in held]
-        shapes = [
-            AttentionShape(config.heads, config.kv_heads, config.head_dim, config.windows[index] or 0) for index in held
-        ]
+        shapes = [attention_shape(config, index) for index in held]
         self._blocks = [
             ops.fused_block(own, shape) or partial(block, ops, own, shape)
             for own, shape in zip(weights, shapes, strict=True)
@@ -111,7 +130,7 @@ class Shard(Generic[T]):
         ops = self._ops
         with ops.scope():
             x = ops.take_rows(self._rows(segments, hidden, dtype), rows)
-            logits = ops.to_numpy(head.unembedding(ops.rms_norm(x, head.norm)))
+            logits = ops.to_numpy(logits_of(ops, head, self._config.logit_cap, x))
         return draw_all(logits, segments, sampling, histories)
 
     def _run(self, x: T, placements: Sequence[Placement[T]]) -> T:
@@ -130,7 +149,9 @@ class Shard(Generic[T]):
             raise ProtocolError(
                 f"a batch of {rows} rows came with {len(tokens)} tokens, or with one that does not exist"
             )
-        return self._ops.embed(head.table, tokens)
+        x = self._ops.embed(head.table, tokens)
+        scale = self._config.embedding_scale
+        return x if scale == 1 else self._ops.scaled(x, scale)
 
     def _rows(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> T:
         rows = sum(segment.length for segment in segments)

@@ -24,7 +24,7 @@ from kafila.shard.experts import EXPERTS, ROUTER, STACKED, ExpertShape
 from kafila.shard.heap import pages_of_their_own
 from kafila.shard.manifest import EMBEDDING, NORM, UNEMBEDDING, Checkpoint, own_tensors, stacks_experts, weight_format
 from kafila.shard.ops import BlockWeights, Experts, HeadWeights, HostMatrix, HostTensor, Mlp, Norm, Ops, QuantizedTensor
-from kafila.shard.quantize import quantize
+from kafila.shard.quantize import quantize, to_float32
 from kafila.types import BlockRange, TensorSpec
 
 T = TypeVar("T")
@@ -131,20 +131,34 @@ def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights, *, sparse:
         biases = [weights.tensor(f"{name}.bias") for name in names]
         return ops.matrix(parts, [pair_order(part, count) for part, count in zip(biases, counts, strict=True)])
 
+    def norm(name: str) -> Norm[T]:
+        return make_norm(ops, config, weights.tensor(f"{name}.weight"))
+
     attention = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
+    names = config.norms
     return BlockWeights(
-        attention_norm=ops.norm(weights.tensor("input_layernorm.weight"), config.norm_eps),
+        attention_norm=norm(names.attention),
         qkv=matrix(attention, bias=config.qkv_bias, heads=(config.heads, config.kv_heads)),
         qk_norm=_qk_norm(ops, config, weights) if config.qk_norm else None,
         o=matrix(["self_attn.o_proj"], bias=config.o_bias),
-        mlp_norm=ops.norm(weights.tensor("post_attention_layernorm.weight"), config.norm_eps),
+        mlp_norm=norm(names.mlp),
         mlp=Mlp(
             up_gate=matrix(["mlp.up_proj", "mlp.gate_proj"], bias=config.mlp_bias),
             down=matrix(["mlp.down_proj"], bias=config.mlp_bias),
+            activation=config.activation,
         )
         if config.experts is None or not sparse
         else _experts(ops, config.experts, weights),
+        attended_norm=norm(names.attended) if names.attended else None,
+        mlp_out_norm=norm(names.mlp_out) if names.mlp_out else None,
     )
+
+
+def make_norm(ops: Ops[T], config: DecoderConfig, weight: HostTensor) -> Norm[T]:
+    """An RMSNorm of the model's; what is added to its weight is added in float32, as the reference does it."""
+    if config.norm_offset:
+        weight = HostTensor("F32", to_float32(weight) + np.float32(config.norm_offset))
+    return ops.norm(weight, config.norm_eps)
 
 
 def _experts(ops: Ops[T], shape: ExpertShape, weights: Weights) -> Experts[T]:
@@ -178,7 +192,7 @@ def _qk_norm(ops: Ops[T], config: DecoderConfig, weights: Weights) -> Norm[T]:
     rows = [*(q for _ in range(config.heads)), *(k for _ in range(config.kv_heads))]
     if q.dtype != k.dtype:
         raise ModelIncomplete(f"the norms of q and k differ in dtype ({q.dtype}, {k.dtype}), which is not supported")
-    return ops.norm(HostTensor(q.dtype, np.stack([row.data for row in rows])), config.norm_eps)
+    return make_norm(ops, config, HostTensor(q.dtype, np.stack([row.data for row in rows])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +245,7 @@ def host_matrix(checkpoint: Checkpoint, module: str, read: Read) -> HostMatrix:
 
 def _load_head(ops: Ops[T], checkpoint: Checkpoint) -> HeadWeights[T]:
     config, folder = checkpoint.config, checkpoint.folder
-    norm = ops.norm(read_tensor(folder, checkpoint.tensors[NORM]), config.norm_eps)
+    norm = make_norm(ops, config, read_tensor(folder, checkpoint.tensors[NORM]))
     table = ops.table(_embedding(ops, checkpoint))
     if not config.tied:
         return HeadWeights(table, norm, ops.matrix([host_matrix(checkpoint, UNEMBEDDING, read_tensor)], None))

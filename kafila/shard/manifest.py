@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kafila.errors import ModelIncomplete, ModelNotFound
+from kafila.errors import ModelError, ModelIncomplete, ModelNotFound, UnsupportedModel
 from kafila.shard.config import DecoderConfig, parse_config
 from kafila.shard.experts import EXPERTS, STACKED, expert_tensors
 from kafila.shard.formats import Affine
@@ -95,7 +95,7 @@ def block_tensors(config: DecoderConfig, index: int) -> dict[str, tuple[int, ...
             "mlp.up_proj": (config.intermediate, hidden, config.mlp_bias),
             "mlp.down_proj": (hidden, config.intermediate, config.mlp_bias),
         }
-    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in config.norms.names}
     for name, (outputs, inputs, bias) in rows.items():
         shapes[f"{name}.weight"] = (outputs, inputs)
         if bias:
@@ -104,7 +104,6 @@ def block_tensors(config: DecoderConfig, index: int) -> dict[str, tuple[int, ...
         shapes |= expert_tensors(experts, hidden, stacked=stacks_experts(config))
     if config.qk_norm:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (head_dim,)
-    shapes["post_attention_layernorm.weight"] = (hidden,)
     return {f"model.layers.{index}.{name}": shape for name, shape in shapes.items()}
 
 
@@ -299,11 +298,21 @@ def _placement(folder: Path, expected: Mapping[str, object]) -> dict[str, str]:
     for name in expected:
         file = placed.get(name)
         if file is None:
-            raise ModelIncomplete(f"{index_path} lists no tensor {name}: {_AGAIN}")
+            raise _lacking(f"{index_path} lists", name, weight_map)
         # The index comes with the weights, from wherever those come from: it must not name files elsewhere.
         if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
             raise ModelIncomplete(f"{index_path} puts {name} in {file!r}, which is no file beside it: {_AGAIN}")
     return placed
+
+
+def _lacking(where: str, name: str, found: Iterable[str]) -> ModelError:
+    """What to say of a tensor that is not there."""
+    if f".{EXPERTS}" in name and any(STACKED in other for other in found):
+        return UnsupportedModel(
+            f"{where} its experts stacked ({STACKED}*), and config.json says of no quantization: stacked experts are "
+            "supported as MLX quantizes them, others with a tensor each, as the model was published"
+        )
+    return ModelIncomplete(f"{where} no tensor {name}: {_AGAIN}")
 
 
 def _needed(folder: Path, expected: Mapping[str, Stored]) -> Iterator[tuple[str, TensorSpec]]:
@@ -317,7 +326,7 @@ def _needed(folder: Path, expected: Mapping[str, Stored]) -> Iterator[tuple[str,
         spec = headers[placed[name]].get(name)
         where = folder / placed[name]
         if spec is None:
-            raise ModelIncomplete(f"{where} has no tensor {name}: {_AGAIN}")
+            raise _lacking(f"{where} has", name, headers[placed[name]])
         if spec.shape != stored.shape:
             raise ModelIncomplete(
                 f"{where}: {name} has shape {list(spec.shape)} and config.json asks for {list(stored.shape)}"

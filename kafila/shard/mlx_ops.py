@@ -8,6 +8,7 @@ Arrays and streams belong to the thread that makes them, so a `MlxOps` is made o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -54,13 +55,42 @@ a block's work on so many rows, and it bounds what the pass holds in memory to o
 interrupted between blocks as other backends can be."""
 CACHE_BYTES = 128 << 20
 """Freed buffers MLX may keep for the next pass; by default it would keep as much as the device has."""
+CAPPED_ROWS = 64
+"""Rows whose scores are held at once where there is no kernel for them."""
 WORKSPACE_BYTES = 512 << 20
 """What a pass may take beside weights and caches: `kafila.shard.memory.RESERVE_BYTES`."""
 
 
-def _gated(gate: Array, up: Array) -> Array:
+def _silu_gate(gate: Array, up: Array) -> Array:
     exact = gate.astype(mx.float32)
     return (up.astype(mx.float32) * exact * mx.sigmoid(exact)).astype(up.dtype)
+
+
+def _gelu_gate(gate: Array, up: Array) -> Array:
+    exact = gate.astype(mx.float32)
+    bend = mx.tanh(math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3))
+    return (up.astype(mx.float32) * 0.5 * exact * (1 + bend)).astype(up.dtype)
+
+
+_GATES = {"silu": _silu_gate, "gelu_pytorch_tanh": _gelu_gate}
+
+
+def _capped_attention(q: Array, k: Array, v: Array, mask: Array, scale: float, cap: float) -> Array:
+    """Attention whose scores s become cap * tanh(s / cap): ``q`` (heads, length, head_dim), ``k`` and ``v`` (kv_heads,
+    seen, head_dim) to (heads, length, head_dim). Some rows at a time, so that scores take a bounded room."""
+    (heads, length, dim), kv_heads, outputs = q.shape, k.shape[0], []
+    for first in range(0, length, CAPPED_ROWS):
+        mine = q[:, first : first + CAPPED_ROWS]
+        rows = mine.shape[1]
+        scores = mine.reshape(kv_heads, -1, dim) @ k.swapaxes(1, 2)
+        scores = cap * mx.tanh(scores.astype(mx.float32) * (scale / cap))
+        if mask is not None:
+            causal = isinstance(mask, str)
+            sees = mx.tri(rows, k.shape[1], first + k.shape[1] - length, dtype=mx.bool_) if causal else None
+            grouped = scores.reshape(kv_heads, -1, rows, k.shape[1])
+            scores = mx.where(sees if causal else mask[first : first + rows], grouped, -mx.inf).reshape(scores.shape)
+        outputs.append((mx.softmax(scores, axis=-1).astype(q.dtype) @ v).reshape(heads, rows, dim))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
 
 class MlxOps:
@@ -72,8 +102,10 @@ class MlxOps:
         self._dtype = DTYPES[dtype]
         self._info = mx.device_info()
         self._on_cpu = mx.default_device().type == mx.DeviceType.cpu
-        # On a CPU, MLX would call a C++ compiler to fuse this.
-        self._gate = _gated if self._on_cpu else mx.compile(_gated, shapeless=True)
+        # On a CPU, MLX would call a C++ compiler to fuse these.
+        self._gates = {
+            name: gate if self._on_cpu else mx.compile(gate, shapeless=True) for name, gate in _GATES.items()
+        }
         mx.set_cache_limit(CACHE_BYTES)
         limits = [self._working_set, None if memory_cap is None else memory_cap + WORKSPACE_BYTES]
         if known := [limit for limit in limits if limit is not None]:
@@ -179,6 +211,14 @@ class MlxOps:
         """x + y."""
         return x + y
 
+    def scaled(self, x: Array, factor: float) -> Array:
+        """x * factor."""
+        return x * mx.array(factor, dtype=self._dtype)
+
+    def capped(self, x: Array, cap: float) -> Array:
+        """In float32."""
+        return cap * mx.tanh(x.astype(mx.float32) / cap)
+
     def rms_norm(self, x: Array, norm: Norm[Array]) -> Array:
         """Statistics in float32, as MLX's kernel does it."""
         return mx.fast.rms_norm(x, norm.weight, norm.epsilon)
@@ -201,6 +241,7 @@ class MlxOps:
         ).astype(qkv.dtype)
         queries, keys = mx.split(turned, [heads], axis=1)
         outputs, row = [], 0
+        scale = dim**-0.5 if shape.scale is None else shape.scale
         spans = placement.spans
         masks = self._masks(placement, shape.window)
         for index, mask in enumerate(masks):
@@ -212,19 +253,22 @@ class MlxOps:
             first = max(0, start + 1 - shape.window) if shape.window else 0
             seen = kv[slot][:, :, first:end].astype(qkv.dtype)
             q = queries[mine].transpose(2, 1, 0, 3)  # (1, heads, length, dim)
-            out = mx.fast.scaled_dot_product_attention(q, seen[0:1], seen[1:2], scale=dim**-0.5, mask=mask)
-            outputs.append(out[0].swapaxes(0, 1).reshape(length, heads * dim))
+            if shape.cap:
+                out = _capped_attention(q[0], seen[0], seen[1], mask, scale, shape.cap)
+            else:
+                out = mx.fast.scaled_dot_product_attention(q, seen[0:1], seen[1:2], scale=scale, mask=mask)[0]
+            outputs.append(out.swapaxes(0, 1).reshape(length, heads * dim))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
-    def silu_gate(self, up_gate: Array) -> Array:
-        """up * gate * sigmoid(gate)."""
+    def gated(self, up_gate: Array, activation: str) -> Array:
+        """In float32."""
         up, gate = mx.split(up_gate, 2, axis=1)
-        return self._gate(gate, up)
+        return self._gates[activation](gate, up)
 
     def mixture(self, x: Array, experts: Experts[Array]) -> Array:
         """See `mlx_experts`."""
         weights, chosen = route(experts.router(x), experts.active, normalised=experts.normalised)
-        return experts.bank(x, weights, chosen, self._gate)
+        return experts.bank(x, weights, chosen, self._gates["silu"])
 
     def take_rows(self, x: Array, rows: Sequence[int]) -> Array:
         """Some rows."""

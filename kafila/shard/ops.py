@@ -91,6 +91,8 @@ class Mlp(Generic[T]):
     up_gate: Matrix[T]
     """(rows, hidden) to (rows, 2 intermediate): up, then gate."""
     down: Matrix[T]
+    activation: str = "silu"
+    """Of the gate, as `Ops.gated` names them."""
 
 
 Bank: TypeAlias = Any
@@ -122,6 +124,10 @@ class BlockWeights(Generic[T]):
     o: Matrix[T]
     mlp_norm: Norm[T]
     mlp: Mlp[T] | Experts[T]
+    attended_norm: Norm[T] | None = None
+    """Of what attention gives, before it is added."""
+    mlp_out_norm: Norm[T] | None = None
+    """Likewise, the MLP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +142,17 @@ class HeadWeights(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of one block's attention. ``window`` is the most positions a token sees, itself included; 0: no limit."""
+    """Heads of one block's attention, and what becomes of their scores."""
 
     heads: int
     kv_heads: int
     head_dim: int
     window: int
+    """The most positions a token sees, itself included; 0: no limit."""
+    scale: float | None = None
+    """Of scores; None: one over the root of ``head_dim``."""
+    cap: float = 0.0
+    """Scaled scores s become cap * tanh(s / cap); 0: they are as they are."""
 
 
 @dataclass(slots=True)
@@ -235,6 +246,14 @@ class Ops(Protocol[T]):
         """x + y."""
         ...
 
+    def scaled(self, x: T, factor: float) -> T:
+        """x * factor, the factor rounded to ``dtype`` first."""
+        ...
+
+    def capped(self, x: T, cap: float) -> T:
+        """cap * tanh(x / cap), in float32."""
+        ...
+
     def rms_norm(self, x: T, norm: Norm[T]) -> T:
         """x / sqrt(mean(x^2) + epsilon) * weight, along the last axis, leaving ``x`` as it is."""
         ...
@@ -247,8 +266,9 @@ class Ops(Protocol[T]):
         """
         ...
 
-    def silu_gate(self, up_gate: T) -> T:
-        """up * gate * sigmoid(gate): (rows, 2n) to (rows, n)."""
+    def gated(self, up_gate: T, activation: str) -> T:
+        """up * f(gate): (rows, 2n) to (rows, n). ``silu``: f is x * sigmoid(x); ``gelu_pytorch_tanh``: GELU by its
+        approximation with tanh."""
         ...
 
     def mixture(self, x: T, experts: Experts[T]) -> T:

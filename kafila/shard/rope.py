@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from kafila.errors import ModelIncomplete, UnsupportedModel
 from kafila.shard.keys import Keys
 
+DEFAULT_THETA = 10_000.0
+"""Where neither the configuration nor its family says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
@@ -53,20 +56,20 @@ class Rope:
                 return [_llama3(frequency, scaling) for frequency in plain]
 
 
-def parse_rope(config: Keys, family: str, theta: float) -> Rope:
-    """The rotation of blocks that see everything; ``theta`` is the base where the configuration is silent."""
+def parse_rope(config: Keys, family: str) -> Rope:
+    """The rotation of all blocks, or of those that see everything."""
     given = _parameters(config, config.get("rope_parameters") or config.get("rope_scaling"))
     own = given.get("full_attention")
     if own is not None or given.get("sliding_attention") is not None:  # one object a kind
         given = _parameters(config, own)
-    return _rope(given, family, config.number("rope_theta", theta))
+    return _rope(given, family, config.number("rope_theta", DEFAULT_THETA))
 
 
-def parse_window_rope(config: Keys, family: str, theta: float) -> Rope:
+def parse_window_rope(config: Keys, family: str) -> Rope:
     """The rotation of blocks with a window, in a family whose other blocks have one of their own."""
     given = _parameters(config, config.get("rope_parameters"))
     own = _parameters(config, given.get("sliding_attention"))
-    return _rope(own, family, config.number("rope_local_base_freq", theta))
+    return _rope(own, family, config.number("rope_local_base_freq", DEFAULT_THETA))
 
 
 def _parameters(config: Keys, values: object) -> Keys:

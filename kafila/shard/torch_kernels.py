@@ -12,6 +12,7 @@ compiled function: TorchScript takes it for a signature.
 """
 
 # ruff: noqa: UP006, UP035, UP045  - TorchScript knows only these spellings
+import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, List, Optional, Tuple, TypeVar
@@ -96,6 +97,25 @@ def silu_gate(up_gate: Tensor) -> Tensor:
 
 
 @compiled
+def gelu_gate(up_gate: Tensor) -> Tensor:
+    """(rows, 2n) of up and gate to up * gelu(gate), by GELU's approximation with tanh."""
+    width = up_gate.size(1) // 2
+    return F.gelu(up_gate.narrow(1, width, width), approximate="tanh").mul_(up_gate.narrow(1, 0, width))
+
+
+@compiled
+def gated(up_gate: Tensor, gelu: bool) -> Tensor:
+    """`gelu_gate` or `silu_gate`."""
+    return gelu_gate(up_gate) if gelu else silu_gate(up_gate)
+
+
+@compiled
+def normed(x: Tensor, weight: Optional[Tensor], floor: Tensor) -> Tensor:
+    """`rms_norm` where there is a weight."""
+    return x if weight is None else rms_norm(x, weight, floor)
+
+
+@compiled
 def rotate(heads: Tensor, rope: Tensor) -> None:
     """Turn pairs of ``heads`` (rows, heads, head_dim) in place by ``rope``.
 
@@ -112,6 +132,31 @@ def rotate(heads: Tensor, rope: Tensor) -> None:
 
 
 @compiled
+def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
+    """Attention whose scores s become cap * tanh(s / cap): (length, heads * head_dim).
+
+    ``q`` is (length, heads, head_dim), ``k`` and ``v`` are (1, kv_heads, seen, head_dim); an empty ``mask``: as the
+    first rows of a conversation see one another. Some rows at a time, so that scores take a bounded room.
+    """
+    length, heads, dim = q.size(0), q.size(1), q.size(2)
+    kv_heads, seen = k.size(1), k.size(2)
+    outputs: List[Tensor] = []
+    for first in range(0, length, 64):
+        rows = min(64, length - first)
+        mine = q.narrow(0, first, rows).transpose(0, 1).reshape(kv_heads, heads // kv_heads * rows, dim)
+        scores = torch.matmul(mine, k[0].transpose(1, 2)).float().mul_(scale / cap).tanh_().mul_(cap)
+        if length > 1:
+            if mask.numel() > 0:
+                sees = mask.narrow(0, first, rows)
+            else:
+                sees = torch.ones(rows, seen, dtype=torch.bool, device=q.device).tril(first)
+            scores.view(kv_heads, heads // kv_heads, rows, seen).masked_fill_(sees.logical_not(), float("-inf"))
+        out = torch.matmul(scores.softmax(-1).to(q.dtype), v[0])
+        outputs.append(out.view(heads, rows, dim).transpose(0, 1).reshape(rows, heads * dim))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+@compiled
 def attention(
     qkv: Tensor,
     qk_weight: Optional[Tensor],
@@ -123,11 +168,13 @@ def attention(
     heads: int,
     kv_heads: int,
     window: int,
+    scale: Optional[float],
+    cap: float,
 ) -> Tensor:
     """One block's attention over a ragged batch; see `kafila.shard.ops.Ops.attention`.
 
     ``kv`` is (slots, 2, kv_heads, context, head_dim) in any float dtype and is read as ``qkv``'s. ``masks`` has one
-    entry a segment, empty where position alone decides. ``window`` 0 is none.
+    entry a segment, empty where position alone decides. ``window`` 0 is none, as ``cap`` 0 is.
     """
     dim = kv.size(4)
     rows = qkv.view(qkv.size(0), heads + 2 * kv_heads, dim)
@@ -150,16 +197,21 @@ def attention(
         seen = cache.narrow(2, first, end - first).to(qkv.dtype)
         k, v = seen.narrow(0, 0, 1), seen.narrow(0, 1, 1)
         q = mine.narrow(1, 0, heads)
-        if length == 1:
+        if cap > 0.0:
+            unit = 1.0 / math.sqrt(dim) if scale is None else scale
+            outputs.append(capped_attention(q, k, v, masks[index], unit, cap))
+        elif length == 1:
             # The heads that share a key are that key's rows: no key is read twice and nothing is masked.
             grouped = q.view(1, kv_heads, heads // kv_heads, dim)
-            outputs.append(F.scaled_dot_product_attention(grouped, k, v).reshape(1, heads * dim))
+            outputs.append(F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(1, heads * dim))
         else:
             by_head = q.transpose(0, 1).unsqueeze(0)
             if masks[index].numel() > 0:
-                out = F.scaled_dot_product_attention(by_head, k, v, attn_mask=masks[index], enable_gqa=True)
+                out = F.scaled_dot_product_attention(
+                    by_head, k, v, attn_mask=masks[index], scale=scale, enable_gqa=True
+                )
             else:
-                out = F.scaled_dot_product_attention(by_head, k, v, is_causal=True, enable_gqa=True)
+                out = F.scaled_dot_product_attention(by_head, k, v, is_causal=True, scale=scale, enable_gqa=True)
             outputs.append(out.squeeze(0).transpose(0, 1).reshape(length, heads * dim))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -177,6 +229,9 @@ def packed_block(
     mlp_floor: Tensor,
     up_gate: PackedWeight,
     down: PackedWeight,
+    attended_weight: Optional[Tensor],
+    mlp_out_weight: Optional[Tensor],
+    gelu: bool,
     kv: Tensor,
     rope: Tensor,
     spans: List[int],
@@ -184,13 +239,18 @@ def packed_block(
     heads: int,
     kv_heads: int,
     window: int,
+    scale: Optional[float],
+    cap: float,
 ) -> Tensor:
-    """`kafila.shard.decoder.block` over packed matrices, without leaving TorchScript. ``x`` is reused."""
+    """`kafila.shard.decoder.block` over packed matrices, without leaving TorchScript. ``x`` is reused.
+
+    Its norms are all over rows of one width, so that those after attention and MLP share the others' floors.
+    """
     y = packed_linear(rms_norm(x, attention_weight, attention_floor), qkv)
-    y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window)
-    x.add_(packed_linear(y, o))
+    y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window, scale, cap)
+    x.add_(normed(packed_linear(y, o), attended_weight, attention_floor))
     y = packed_linear(rms_norm(x, mlp_weight, mlp_floor), up_gate)
-    return x.add_(packed_linear(silu_gate(y), down))
+    return x.add_(normed(packed_linear(gated(y, gelu), down), mlp_out_weight, mlp_floor))
 
 
 @compiled
@@ -222,6 +282,9 @@ def few_bits_block(
     planes: List[List[Tensor]],
     groups: List[int],
     biases: List[Optional[Tensor]],
+    attended_weight: Optional[Tensor],
+    mlp_out_weight: Optional[Tensor],
+    gelu: bool,
     kv: Tensor,
     rope: Tensor,
     spans: List[int],
@@ -229,13 +292,16 @@ def few_bits_block(
     heads: int,
     kv_heads: int,
     window: int,
+    scale: Optional[float],
+    cap: float,
 ) -> Tensor:
     """`packed_block` over matrices in few bits, in the order qkv, o, up_gate, down. ``x`` is reused."""
     y = few_bits_linear(rms_norm(x, attention_weight, attention_floor), 0, packed, planes, groups, biases)
-    y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window)
-    x.add_(few_bits_linear(y, 1, packed, planes, groups, biases))
+    y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window, scale, cap)
+    x.add_(normed(few_bits_linear(y, 1, packed, planes, groups, biases), attended_weight, attention_floor))
     y = few_bits_linear(rms_norm(x, mlp_weight, mlp_floor), 2, packed, planes, groups, biases)
-    return x.add_(few_bits_linear(silu_gate(y), 3, packed, planes, groups, biases))
+    y = few_bits_linear(gated(y, gelu), 3, packed, planes, groups, biases)
+    return x.add_(normed(y, mlp_out_weight, mlp_floor))
 
 
 @compiled

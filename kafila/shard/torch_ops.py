@@ -31,6 +31,7 @@ from kafila.shard.ops import (
     HostMatrix,
     HostTensor,
     Matrix,
+    Mlp,
     Norm,
     Placement,
     QuantizedTensor,
@@ -42,6 +43,9 @@ from kafila.shard.torch_matrices import PACK_WEIGHTS, DenseMatrix, PackedMatrix,
 from kafila.types import Segment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_GELU = "gelu_pytorch_tanh"
+_Extras = tuple[Tensor | None, Tensor | None, bool]
+"""What fused blocks take besides: weights of the norms after attention and MLP, and whether the gate is a GELU."""
 _NO_MASK = torch.empty(0, dtype=torch.bool)
 
 
@@ -71,7 +75,7 @@ class TorchOps:
         if threads is not None:
             torch.set_num_threads(threads)
         on_cpu = self._device.type == "cpu"
-        self._packs = on_cpu and self._dtype is not torch.float32 and _canpack()
+        self._packs = on_cpu and self._dtype is not torch.float32 and _can_pack()
         self._activations = torch.float32 if self._packs else self._dtype
         self._int8 = on_cpu and self._activations is torch.float32 and few_bits.can_pack_int8()
         self._int4 = on_cpu and self._dtype is not torch.float32 and few_bits.can_pack_int4()
@@ -224,6 +228,14 @@ class TorchOps:
         """x + y, in x's memory."""
         return x.add_(y)
 
+    def scaled(self, x: Tensor, factor: float) -> Tensor:
+        """In x's memory."""
+        return x.mul_(torch.tensor(factor, dtype=self._dtype))
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        """In x's memory where that is float32."""
+        return x.float().div_(cap).tanh_().mul_(cap)
+
     def rms_norm(self, x: Tensor, norm: Norm[Tensor]) -> Tensor:
         """See `torch_kernels.rms_norm`."""
         return kernels.rms_norm(x, norm.weight, norm.epsilon)
@@ -240,12 +252,13 @@ class TorchOps:
         weight, floor = (None, self._no_mask) if qk_norm is None else (qk_norm.weight, qk_norm.epsilon)
         masks = self._masks(placement, shape.window)
         return kernels.attention(
-            qkv, weight, floor, kv, placement.rope, placement.spans, masks, shape.heads, shape.kv_heads, shape.window
-        )
+            qkv, weight, floor, kv, placement.rope, placement.spans, masks,
+            shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap,
+        )  # fmt: skip
 
-    def silu_gate(self, up_gate: Tensor) -> Tensor:
-        """See `torch_kernels.silu_gate`."""
-        return kernels.silu_gate(up_gate)
+    def gated(self, up_gate: Tensor, activation: str) -> Tensor:
+        """See `torch_kernels.gated`."""
+        return kernels.gated(up_gate, activation == _GELU)
 
     def mixture(self, x: Tensor, experts: Experts[Tensor]) -> Tensor:
         """See `torch_experts`."""
@@ -265,39 +278,38 @@ class TorchOps:
             return None
         matrices = (weights.qkv, weights.o, weights.mlp.up_gate, weights.mlp.down)
         if few := few_bits.parts_of(matrices):
-            return self._few_bits_block(weights, shape, few)
+            return self._few_bits_block(weights, shape, few, _extras(weights, weights.mlp))
         qkv, o, up_gate, down = (m.packed if isinstance(m, PackedMatrix) else None for m in matrices)
         if any(packed is None for packed in (qkv, o, up_gate, down)):
             return None
-        first = weights.attention_norm
-        second = weights.mlp_norm
-        qk = weights.qk_norm
+        first, second, qk = weights.attention_norm, weights.mlp_norm, weights.qk_norm
+        extra = _extras(weights, weights.mlp)
         qk_weight, qk_floor = (None, self._no_mask) if qk is None else (qk.weight, qk.epsilon)
-        heads, kv_heads, window = shape.heads, shape.kv_heads, shape.window
+        heads, kv_heads, window, scale, cap = shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap
         run, masks_of = kernels.packed_block, self._masks
 
         def block(x: Tensor, kv: Tensor, placement: Placement[Tensor]) -> Tensor:
             masks = placement.masks.get(window) or masks_of(placement, window)
             return run(
                 x, first.weight, first.epsilon, qkv, qk_weight, qk_floor, o, second.weight, second.epsilon,
-                up_gate, down, kv, placement.rope, placement.spans, masks, heads, kv_heads, window,
+                up_gate, down, *extra, kv, placement.rope, placement.spans, masks, heads, kv_heads, window, scale, cap,
             )  # fmt: skip
 
         return block
 
     def _few_bits_block(
-        self, weights: BlockWeights[Tensor], shape: AttentionShape, parts: few_bits.Parts
+        self, weights: BlockWeights[Tensor], shape: AttentionShape, parts: few_bits.Parts, extra: _Extras
     ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor]:
         first, second, qk = weights.attention_norm, weights.mlp_norm, weights.qk_norm
         qk_weight, qk_floor = (None, self._no_mask) if qk is None else (qk.weight, qk.epsilon)
-        heads, kv_heads, window = shape.heads, shape.kv_heads, shape.window
+        heads, kv_heads, window, scale, cap = shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap
         run, masks_of = kernels.few_bits_block, self._masks
 
         def block(x: Tensor, kv: Tensor, placement: Placement[Tensor]) -> Tensor:
             masks = placement.masks.get(window) or masks_of(placement, window)
             return run(
                 x, first.weight, first.epsilon, qk_weight, qk_floor, second.weight, second.epsilon,
-                *parts, kv, placement.rope, placement.spans, masks, heads, kv_heads, window,
+                *parts, *extra, kv, placement.rope, placement.spans, masks, heads, kv_heads, window, scale, cap,
             )  # fmt: skip
 
         return block
@@ -338,6 +350,11 @@ class TorchOps:
         return result
 
 
+def _extras(weights: BlockWeights[Tensor], mlp: Mlp[Tensor]) -> _Extras:
+    weights_after = [None if norm is None else norm.weight for norm in (weights.attended_norm, weights.mlp_out_norm)]
+    return weights_after[0], weights_after[1], mlp.activation == _GELU
+
+
 def _find_device(name: str) -> torch.device:
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     found = [kind for kind, present in there.items() if present]
@@ -352,7 +369,7 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def _canpack() -> bool:
+def _can_pack() -> bool:
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
         torch.ops.quantized, "linear_prepack_fp16"
     )

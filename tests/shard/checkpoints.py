@@ -23,6 +23,8 @@ CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "mistral": ("MistralConfig", "MistralForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
 }
@@ -67,16 +69,19 @@ def make_checkpoint(
 
 def randomize(model: Any, seed: int) -> None:
     """Weights of about unit gain, norms about 1, biases that matter."""
+    gemma = model.config.model_type.startswith("gemma")
+    norm = 0.0 if gemma else 1.0  # it adds the 1, and scales what it embeds
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if "norm" in name:
-                parameter.copy_(1 + 0.3 * noise)
+                parameter.copy_(norm + 0.3 * noise)
             elif parameter.dim() == 1:
                 parameter.copy_(0.5 * noise)
             else:
-                parameter.copy_(noise * (1.5 / parameter.size(-1) ** 0.5))
+                gain = 1.5 / parameter.size(-1) ** 0.5
+                parameter.copy_(noise * (gain * gain if gemma and "embed" in name else gain))
         model.tie_weights()
 
 

@@ -28,6 +28,11 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied, sharded": ("llama", {"tied": True, "sharded": True}),
@@ -41,6 +46,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("qwen2", {"tied": True}),
     "qwen2 sharded": ("qwen2", {"sharded": True}),
     "qwen2 window": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
+    "gemma2": (
+        "gemma2",
+        {"tied": True, "sliding_window": 6, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma2 sharded": ("gemma2", {"sharded": True, "sliding_window": 32}),
+    "gemma2 uncapped": ("gemma2", {"attn_logit_softcapping": None, "attention_bias": True}),
+    "gemma3": ("gemma3", {"tied": True, "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24}),
+    "gemma3 ropes": ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 3, "rope_parameters": GEMMA3_ROPES}),
     "qwen3": ("qwen3", {"sharded": True}),
     "qwen3 tied": ("qwen3", {"tied": True, "head_dim": 32}),
     "qwen3 biases": ("qwen3", {"attention_bias": True}),
@@ -77,7 +90,7 @@ def test_greedy_tokens_are_those_of_transformers(case: str, backends: Sequence[s
         assert LocalRing(checkpoint(case), counts, backends=backends).answer(PROMPT, COUNT) == expected, counts
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("chunk", [1, 2, 5, 7, 12])
 @pytest.mark.parametrize("backends", [RINGS[0], RINGS[-1]])
 def test_prefill_in_chunks_changes_nothing(

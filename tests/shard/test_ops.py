@@ -76,11 +76,25 @@ def test_rms_norm(backend: str, dtype: str) -> None:
     assert (numbers(ops, rows) == before).all()
 
 
-def test_silu_gate(backend: str) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_a_gate(backend: str, activation: str) -> None:
     ops, x = make_ops(backend), random(3, 20)
-    expected = x[:, :10] * F.silu(x[:, 10:])
+    gate = F.silu(x[:, 10:]) if activation == "silu" else F.gelu(x[:, 10:], approximate="tanh")
     with ops.scope():
-        np.testing.assert_allclose(numbers(ops, ops.silu_gate(rows_of(ops, x))), expected.numpy(), rtol=1e-5, atol=1e-6)
+        gated = numbers(ops, ops.gated(rows_of(ops, x), activation))
+    np.testing.assert_allclose(gated, (x[:, :10] * gate).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_scaled_and_capped(backend: str, dtype: str) -> None:
+    ops, x, kind = make_ops(backend, dtype), 10 * random(3, 20), DTYPES[dtype]
+    given = numbers(ops, rows_of(ops, x))
+    factor = torch.tensor(7.3, dtype=kind).item()
+    with ops.scope():
+        scaled = numbers(ops, ops.scaled(rows_of(ops, x), 7.3))
+        capped = numbers(ops, ops.capped(rows_of(ops, x), 5))
+    np.testing.assert_allclose(scaled, given * factor, rtol=torch.finfo(kind).eps, atol=1e-6)
+    np.testing.assert_allclose(capped, 5 * np.tanh(given / 5), rtol=1e-5, atol=1e-6)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
