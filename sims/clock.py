@@ -13,6 +13,9 @@ from trio.testing import MockClock
 _Args = TypeVarTuple("_Args")
 _Result = TypeVar("_Result")
 
+_EVENTS_A_TURN = 1000
+"""Instants in which no task is woken before Trio's loop has a turn again, and with it whoever presses Ctrl-C."""
+
 
 def run_virtual(main: Callable[[*_Args], Awaitable[_Result]], *args: *_Args, seed: int = 0) -> _Result:
     """``trio.run`` under a clock that starts at zero and jumps over every wait.
@@ -20,7 +23,25 @@ def run_virtual(main: Callable[[*_Args], Awaitable[_Result]], *args: *_Args, see
     Tasks that are ready at the same instant are stepped in an order that ``seed`` decides.
     """
     with _steps_decided_by(seed):
-        return trio.run(main, *args, clock=MockClock(autojump_threshold=0))
+        return trio.run(main, *args, clock=_plain_clock())
+
+
+def _plain_clock() -> MockClock:
+    """Trio's mock clock, which is asked for the time hundreds of thousands of times a run, without the real one that it
+    would look at and multiply by zero each time."""
+    clock = MockClock(autojump_threshold=0)
+    now = 0.0
+
+    def current_time() -> float:
+        return now
+
+    def jump(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock.current_time = current_time  # type: ignore[method-assign]  # the class is final
+    clock.jump = jump  # type: ignore[method-assign]  # as above
+    return clock
 
 
 @contextmanager
@@ -48,23 +69,29 @@ def events_between_jumps(next_event: Callable[[], float], run_events: Callable[[
 
     A task that slept until its next event and then waited for all others to be blocked would be the same; but it would
     take four turns of Trio's loop an event, and packets are most of what a simulation does. Trio's own clock jumps
-    where nothing is left to do, by a private method; that is what is put in place here.
+    where nothing is left to do, by a private method; that is what is put in place here. So ``run_events`` is no
+    task's: it may not wait, and what it raises would end Trio. What it wakes takes its step in the same turn.
 
     Raises TypeError under another clock than Trio's own with ``autojump_threshold=0``.
     """
     clock = trio.lowlevel.current_clock()
     if not isinstance(clock, MockClock) or clock.autojump_threshold != 0:
         raise TypeError("the virtual network lives in virtual time: MockClock(autojump_threshold=0)")
+    runner = _run.GLOBAL_RUN_CONTEXT.runner
     to_next_deadline = clock._autojump
 
     def jump() -> None:
-        event_at = next_event()
-        if event_at >= _run.GLOBAL_RUN_CONTEXT.runner.deadlines.next_deadline():
-            to_next_deadline()
-            return
-        while (left := event_at - clock.current_time()) > 0:  # a second time where the first sum was rounded
-            clock.jump(left)
-        run_events()
+        for _ in range(_EVENTS_A_TURN):
+            event_at = next_event()
+            if event_at >= runner.deadlines.next_deadline():
+                to_next_deadline()
+                runner.deadlines.expire(clock.current_time())
+                return
+            while (left := event_at - clock.current_time()) > 0:  # a second time where the first sum was rounded
+                clock.jump(left)
+            run_events()
+            if runner.runq or runner.entry_queue.size():  # the latter: ``run_sync_soon``, as from a thread
+                return
 
     clock._autojump = jump  # type: ignore[method-assign]  # that is the point
     try:

@@ -1,8 +1,8 @@
-"""The heart of the virtual network: one heap of future events, one task that runs them, and what all parts share.
+"""The heart of the virtual network: one heap of future events, run between tasks, and what all parts share.
 
 Order is a matter of structure, never of luck. Events at the same instant run by *rank* (each link has its own, given
-when the topology is built) and, within a rank, in the order they were made. The task runs an instant's events only
-once every other task is blocked, so the order in which Trio happened to step the machines' tasks does not show.
+when the topology is built) and, within a rank, in the order they were made. An instant's events run
+only once every task is blocked, so the order in which Trio happened to step the machines' tasks does not show.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import ParamSpec
 
+import outcome
 import trio
 
 from sims.clock import events_between_jumps
@@ -37,7 +38,7 @@ class Fabric:
         self.seed = seed
         self.drops: Counter[Drop] = Counter()
         self.instants = 0
-        """How often the task woke: an idle network costs none."""
+        """At how many times something happened: an idle network costs none."""
         self.sinks: list[Sink] = []
         self._heap: list[Event] = []
         self._ranks = _CONTROL_RANK
@@ -72,25 +73,22 @@ class Fabric:
         self.push(time_s, _CONTROL_RANK, self._control_serial, run)
 
     async def run(self) -> None:
-        """Deliver until cancelled. Exactly one task does this for a network."""
-        task, parked = trio.lowlevel.current_task(), False
+        """Deliver until cancelled. Exactly one task does this for a network; it raises what an event raises."""
+        task = trio.lowlevel.current_task()
 
-        def next_event() -> float:
-            return self._heap[0][0] if self._heap and parked else math.inf
-
-        def wake() -> None:
-            nonlocal parked
-            parked = False
-            trio.lowlevel.reschedule(task)
+        def run_due() -> None:
+            ran = outcome.capture(self._run_due, trio.current_time())
+            if isinstance(ran, outcome.Error):
+                trio.lowlevel.reschedule(task, ran)
 
         def leave(_raise_cancel: object) -> trio.lowlevel.Abort:
             return trio.lowlevel.Abort.SUCCEEDED
 
-        with events_between_jumps(next_event, wake):
-            while True:
-                parked = True
-                await trio.lowlevel.wait_task_rescheduled(leave)
-                self._run_due(trio.current_time())
+        with events_between_jumps(self._next_event, run_due):
+            await trio.lowlevel.wait_task_rescheduled(leave)
+
+    def _next_event(self) -> float:
+        return self._heap[0][0] if self._heap else math.inf
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -78,7 +78,7 @@ class Gateway:
 
     def inside_hosts(self, lan: Lan) -> list[str]:
         """The first address of each prefix."""
-        return [str(network.network_address + 1) for network in lan.networks]
+        return lan.first_hosts
 
     def joined(self, host: str) -> None:
         """A one-to-one gateway takes one more external address for each new inside one."""

@@ -93,6 +93,8 @@ class Lan:
         (guest Wi-Fi, a carrier's access network)."""
         self.name = name
         self.networks = [ip_network(network) for network in networks]
+        self.first_hosts = [str(network.network_address + 1) for network in self.networks]
+        """The first address of each prefix."""
         self.router = router
         self.isolated = isolated
         self._fabric = fabric
