@@ -29,6 +29,7 @@ from tokenizers import Tokenizer
 
 from kafila.demo import default_folder
 from kafila.shard.config import DecoderConfig
+from kafila.shard.decoder import logits_of
 from kafila.shard.formats import Affine
 from kafila.shard.load import load_shard, read_tensor
 from kafila.shard.manifest import Checkpoint, model_manifest, open_checkpoint
@@ -56,7 +57,7 @@ def perplexity(checkpoint: Checkpoint, tokens: Sequence[int], dtype: str, thread
         hidden = shard.forward([Segment(0, 0, len(window), sample=False)], window, None, dtype)
         with ops.scope():
             rows = ops.from_bytes(hidden, dtype, checkpoint.config.hidden)
-            logits = ops.to_numpy(shard.head.unembedding(ops.rms_norm(rows, shard.head.norm)))
+            logits = ops.to_numpy(logits_of(ops, shard.head, checkpoint.config.logit_cap, rows))
         expected = torch.tensor(window[1:])
         loss += float(torch.nn.functional.cross_entropy(torch.from_numpy(logits)[:-1], expected, reduction="sum"))
         count += len(expected)

@@ -13,13 +13,19 @@ from kafila.errors import ModelIncomplete, UnsupportedModel
 from kafila.plan.members import ModelManifest
 from kafila.types import ExpertBytes
 
-_QK_NORM = {"qwen3", "qwen3_moe"}
+_QK_NORM = {"qwen3", "qwen3_moe", "gemma3_text"}
 """Families with a norm over each head's query and key."""
 _QKV_BIAS = {"qwen2"}
 """Families whose query, key and value projections always have biases."""
 _EXPERTS = {"qwen3_moe"}
 """Families whose blocks have a router and experts."""
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+_GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True}
+_SILENT: Mapping[str, Mapping[str, object]] = {
+    "gemma2": {**_GEMMA, "max_position_embeddings": 8192},
+    "gemma3_text": {**_GEMMA, "max_position_embeddings": 131_072},
+}
+"""What families mean where their configurations are silent, those which also have four norms a block and not two."""
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _DEFAULT_CONTEXT = 2048
 """What ``max_position_embeddings`` means when a Llama-style config leaves it out."""
@@ -32,6 +38,7 @@ def manifest_from_config(config: Mapping[str, object], name: str) -> ModelManife
     missing or wrong; each names it.
     """
     family = _family(config, name)
+    config = {**_SILENT.get(family, {}), **config}
     shape = _shape(config, name)
     width = _dtype_bytes(config, name)
     vocabulary = _whole(config, "vocab_size", name) * shape.hidden
@@ -74,9 +81,9 @@ def _shape(config: Mapping[str, object], name: str) -> _Shape:
 
 
 def _block_weights(config: Mapping[str, object], family: str, shape: _Shape) -> int:
-    """Weights of one block: attention, gated MLP, two norms, and what the family adds."""
+    """Weights of one block: attention, gated MLP, norms, and what the family adds."""
     hidden, inner, head_dim, queries, keys = shape
-    weights = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    weights = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * inner + (4 if family in _SILENT else 2) * hidden
     if family in _QK_NORM:
         weights += 2 * head_dim
     if config.get("attention_bias") is True:

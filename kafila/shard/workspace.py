@@ -20,6 +20,8 @@ PASS_ROWS = 512
 """Rows of the largest pass besides one a slot: the longest chunk of a prompt (``kafila.ring.pace.CHUNKS``)."""
 LOADED_AT_ONCE = 1 << 26
 """Weights of a matrix that are converted at once, at most (``torch_ops``)."""
+CAPPED_ROWS = 64
+"""Rows whose attention scores are in memory at once where scores are capped (``torch_kernels``, ``mlx_ops``)."""
 LIBRARY_BYTES = 40 << 20
 """A tensor library's own code as it is paged in by use (13 MB of torch's), buffers of its threads, and the holes that
 passes of changing sizes leave in the heap (10 to 25 MB)."""
@@ -82,6 +84,8 @@ def _pass_bytes(config: DecoderConfig, context: int, slots: int) -> int:
     activations = rows * (4 * config.hidden + max(attention, mlp)) * _FLOAT
     seen = context * 2 * keys * _FLOAT
     masks = PASS_ROWS * context * (1 + _FLOAT)
+    if config.score_cap:  # no kernel keeps such scores to itself
+        masks += 3 * CAPPED_ROWS * config.heads * context * _FLOAT
     return activations + seen + masks
 
 
@@ -92,4 +96,4 @@ def _draw_bytes(config: DecoderConfig, slots: int) -> int:
 
 def _rope_bytes(config: DecoderConfig, context: int) -> int:
     """Every position's rotation, kept, and as much again while it is made."""
-    return 2 * context * config.head_dim * _FLOAT
+    return 2 * len(set(config.ropes)) * context * config.head_dim * _FLOAT

@@ -41,11 +41,33 @@ QWEN2_5_05B: dict[str, Any] = {
     "vocab_size": 151936,
     "tie_word_embeddings": True,
 }
+GEMMA2_2B: dict[str, Any] = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 26,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "vocab_size": 256_000,
+}
+GEMMA3_1B: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 26,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "vocab_size": 262_144,
+}
 
 
 @pytest.mark.parametrize(
     ("config", "parameters"),
-    [(QWEN3_8B, 8_190_735_360), (SMOLLM2_135M, 134_515_008), (QWEN2_5_05B, 494_032_768)],
+    [
+        (GEMMA2_2B, 2_614_341_888),
+        (GEMMA3_1B, 999_885_952),
+        (QWEN3_8B, 8_190_735_360),
+        (SMOLLM2_135M, 134_515_008),
+        (QWEN2_5_05B, 494_032_768),
+    ],
 )
 def test_the_whole_model_has_as_many_weights_as_published(config: dict[str, Any], parameters: int) -> None:
     manifest = manifest_from_config(config, "m")

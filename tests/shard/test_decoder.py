@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafila.errors import DeviceError, ProtocolError
+from kafila.shard.decoder import logits_of
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import Sampling, Segment
 from tests.shard.backends import RINGS, needs_mlx
@@ -100,7 +101,7 @@ def test_prefill_in_chunks_changes_nothing(
     assert LocalRing(checkpoint(case), (2, 2), backends=backends).answer(PROMPT, COUNT, chunk=chunk) == answer
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("backends", RINGS)
 def test_requests_that_share_batches_are_answered_as_alone(
     case: str, backends: Sequence[str], checkpoint: Checkpoints
@@ -203,11 +204,28 @@ def _logits(
     assert weights is not None
     with head._ops.scope():
         rows = head._ops.from_bytes(hidden, dtype, ring.config.hidden)
-        return torch.from_numpy(head._ops.to_numpy(weights.unembedding(head._ops.rms_norm(rows, weights.norm))))
+        return torch.from_numpy(head._ops.to_numpy(logits_of(head._ops, weights, ring.config.logit_cap, rows)))
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("backends", RINGS)
+def test_logits_are_those_of_transformers(case: str, backends: Sequence[str], checkpoint: Checkpoints) -> None:
+    """More than their order, which a cap at the end would leave."""
+    theirs = reference_logits(checkpoint(case), PROMPT)
+    torch.testing.assert_close(_logits(checkpoint(case), "float32", PROMPT, backends), theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+def test_a_family_with_more_norms_can_be_quantized(case: str, scheme: str, checkpoint: Checkpoints) -> None:
+    exact = reference_logits(checkpoint(case), PROMPT)
+    quantized = _logits(checkpoint(case), "bfloat16", PROMPT, quantize=scheme)
+    lost = (quantized - exact).abs().mean() / exact.std()
+    assert lost < (0.05 if scheme == "int8" else 0.3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama biases", "qwen2 tied", "qwen3", "qwen2 window"])
+@pytest.mark.parametrize("case", ["llama biases", "qwen2 tied", "qwen3", "qwen2 window", "gemma2", "gemma3"])
 def test_sixteen_bits_are_at_least_as_close_to_float32_as_transformers(
     case: str, dtype: str, checkpoint: Checkpoints
 ) -> None:
@@ -218,7 +236,7 @@ def test_sixteen_bits_are_at_least_as_close_to_float32_as_transformers(
     assert ours <= theirs * 1.2
 
 
-@pytest.mark.parametrize("case", ["llama", "llama biases", "qwen2 window", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "llama biases", "qwen2 window", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_fused_block_gives_the_same_numbers(
     case: str, dtype: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
@@ -231,7 +249,7 @@ def test_a_fused_block_gives_the_same_numbers(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama biases", "qwen3 tied", "qwen2 window"])
+@pytest.mark.parametrize("case", ["llama biases", "qwen3 tied", "qwen2 window", "gemma2", "gemma3"])
 def test_devices_that_pack_nothing_agree(
     case: str, dtype: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +263,7 @@ def test_devices_that_pack_nothing_agree(
 
 @needs_mlx
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama biases", "qwen3 tied", "qwen2 window"])
+@pytest.mark.parametrize("case", ["llama biases", "qwen3 tied", "qwen2 window", "gemma2", "gemma3"])
 @pytest.mark.parametrize("backends", [("mlx",), ("torch", "mlx")])
 def test_backends_agree_in_sixteen_bits(
     case: str, dtype: str, backends: Sequence[str], checkpoint: Checkpoints

@@ -97,7 +97,9 @@ def test_rows_are_scaled_and_capped(backend: str, dtype: str) -> None:
     np.testing.assert_allclose(capped, 5 * np.tanh(given / 5), rtol=1e-5, atol=1e-6)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, start: int, window: int, scale: float | None = None, cap: float = 0
+) -> Tensor:
     """By definition: q (length, heads, dim) at positions from ``start``; k, v (end, kv_heads, dim)."""
     length, heads, dim = q.shape
     group = heads // k.size(1)
@@ -107,7 +109,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
         first = max(0, position + 1 - window) if window else 0
         for head in range(heads):
             keys, values = k[first : position + 1, head // group], v[first : position + 1, head // group]
-            out[row, head] = torch.softmax(keys @ q[row, head] / dim**0.5, 0) @ values
+            scores = keys @ q[row, head] * (dim**-0.5 if scale is None else scale)
+            out[row, head] = torch.softmax(cap * torch.tanh(scores / cap) if cap else scores, 0) @ values
     return out.reshape(length, heads * dim)
 
 
@@ -164,6 +167,25 @@ def test_attention_over_ragged_batches(
         with ops.scope():
             out = ops.attention(rows_of(ops, torch.cat(rows)), shape, None, kv, ops.place(segments, rope))
         np.testing.assert_allclose(numbers(ops, out), torch.cat(expected).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [None, 0.8])
+@pytest.mark.parametrize("cap", [0.0, 1.5])
+@pytest.mark.parametrize("window", [0, 40])
+def test_scores_are_scaled_and_capped(backend: str, scale: float | None, cap: float, window: int) -> None:
+    """In a prompt longer than the rows that are done at once, a chunk after it, and a token."""
+    ops, dim, start = make_ops(backend), 4, 0
+    shape, kv = AttentionShape(4, 2, dim, window, scale, cap), ops.kv_storage(1, 160, 2, dim)
+    rope, past = ops.rope([0.0] * (dim // 2), 160), 2 * random(160, 8, dim)
+    for length in (140, 5, 1):
+        end = start + length
+        q, k, v = past[start:end, :4], past[:end, 4:6], past[:end, 6:]
+        with ops.scope():
+            rows = rows_of(ops, past[start:end].reshape(length, -1))
+            out = ops.attention(rows, shape, None, kv, ops.place([Segment(0, start, length, sample=False)], rope))
+        expected = _attend(q, k, v, start, window, scale, cap)
+        np.testing.assert_allclose(numbers(ops, out), expected.numpy(), rtol=1e-4, atol=1e-5)
+        start = end
 
 
 def test_q_and_k_are_normalised_and_v_is_not(backend: str) -> None:
