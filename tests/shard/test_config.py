@@ -90,6 +90,52 @@ def test_windows_by_block(changes: dict[str, Any], windows: tuple[int | None, ..
     assert _parse(changes).windows == windows
 
 
+GEMMA: dict[str, Any] = {"rms_norm_eps": 1e-6, "num_attention_heads": None, "num_key_value_heads": None}
+GEMMA2 = {**GEMMA, "architectures": ["Gemma2ForCausalLM"]}
+GEMMA3 = {**GEMMA, "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "sliding_window": 512}
+
+
+def test_what_gemma_2_means_where_it_is_silent() -> None:
+    theirs = transformers.Gemma2Config()
+    ours = _parse({**GEMMA2, "max_position_embeddings": None})
+    assert (ours.heads, ours.kv_heads, ours.head_dim) == (8, 4, 256)
+    assert ours.windows == (4096, None) * 2
+    assert ours.ropes == (Rope(theirs.rope_parameters["rope_theta"]),) * 4
+    assert (ours.score_cap, ours.logit_cap) == (theirs.attn_logit_softcapping, theirs.final_logit_softcapping)
+    assert ours.score_scale == theirs.query_pre_attn_scalar**-0.5
+    assert ours.activation == theirs.hidden_activation
+    assert ours.embedding_scale == 64**0.5
+    assert ours.tied
+    assert ours.norm_offset == 1
+    assert not ours.qk_norm
+    assert len(ours.norms.names) == 4
+    assert ours.max_context == theirs.max_position_embeddings
+    uncapped = parse_config(
+        json.dumps(LLAMA | {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": None})
+    )
+    assert (uncapped.score_cap, uncapped.logit_cap) == (0, 30)
+
+
+def test_gemma_3_turns_blocks_with_a_window_otherwise_in_both_dialects() -> None:
+    old = _parse(
+        {**GEMMA3, "rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 8}}
+    )
+    kinds = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+    parameters = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+    }
+    assert old == _parse({**GEMMA3, "layer_types": kinds, "rope_parameters": parameters})
+    assert old.windows == (*(512,) * 5, None, 512)
+    assert old.ropes == (*(Rope(3e4),) * 5, Rope(2e6, LinearRope(8.0)), Rope(3e4))
+    theirs = transformers.Gemma3TextConfig().rope_parameters
+    silent = _parse(GEMMA3).ropes
+    assert [silent[0].theta, silent[5].theta] == [
+        theirs[kind]["rope_theta"] for kind in ("sliding_attention", "full_attention")
+    ]
+    assert (old.score_cap, old.logit_cap, old.qk_norm) == (0, 0, True)
+
+
 @pytest.mark.parametrize(
     ("config", "generation", "ids"),
     [
@@ -114,6 +160,10 @@ def test_every_id_that_ends_a_turn(config: Any, generation: Any, ids: tuple[int,
         ({"architectures": None, "model_type": "mamba"}, "'mamba'"),
         ({"architectures": None}, "None"),
         ({"hidden_act": "gelu"}, "'gelu'"),
+        ({**GEMMA2, "hidden_activation": "gelu"}, "'gelu'"),
+        ({**GEMMA3, "use_bidirectional_attention": True}, "looks ahead"),
+        ({**GEMMA3, "rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "'yarn'"),
+        ({**GEMMA3, "rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}}, "partial rotary"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotary"),
@@ -139,6 +189,8 @@ def test_what_we_do_not_implement_is_refused_by_name(changes: dict[str, Any], sa
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": "linear"}, "rope parameters"),
+        ({**GEMMA3, "rope_parameters": {"full_attention": 1}}, "rope parameters"),
+        ({**GEMMA2, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
     ],
 )
 def test_what_makes_no_sense_is_said(changes: dict[str, Any], said: str) -> None:
