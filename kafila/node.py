@@ -33,8 +33,8 @@ from kafila.extra_sockets import ExtraSockets
 from kafila.formation import Formation, Surroundings
 from kafila.mailbox import Mailbox
 from kafila.members import member_info, reachable
+from kafila.mesh import GONE_WITHOUT_RENDEZVOUS_S, LinkDown, LinkMessage, LinkUp, PathNews
 from kafila.mesh import Event as MeshEvent
-from kafila.mesh import LinkDown, LinkMessage, LinkUp, PathNews
 from kafila.nat.birthday import BirthdayRole
 from kafila.nat.events import PathChanged, PunchFailed, show_address
 from kafila.net import Network
@@ -45,7 +45,7 @@ from kafila.ring.rendezvous_client import Event as ControlEvent
 from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringfacts import model_facts, ring_facts
 from kafila.ringview import people, ring_table
-from kafila.settings import HostSettings, NodeSettings
+from kafila.settings import HostSettings, JoinSettings, NodeSettings
 from kafila.sharing import Sharing
 from kafila.trace import Recorder
 from kafila.types import Address, NodeId, Question
@@ -147,6 +147,8 @@ class Node:
         self._formation: Formation | None = None
         self._admitted = trio.Event()
         self._over = trio.Event()
+        self._back = trio.Event()
+        """Set once the rendezvous is back after it was lost."""
         self._tampered = 0
 
     # -- the life of a node -------------------------------------------------------------------------------------------
@@ -251,8 +253,7 @@ class Node:
             case Joined():
                 self._joined(event)
             case Lost(reason):
-                text = f"the rendezvous is lost ({reason}); direct links go on, and it is tried again"
-                self._around.console.status(text)
+                self._lost(reason)
             case Refused(reason):
                 self._finish(_refusal(reason, hosting=isinstance(self._settings.role, HostSettings)))
             case Unreachable(reason):
@@ -297,6 +298,7 @@ class Node:
         self.reach.observed(joined.observed)
         if self._formation is not None:
             self._around.console.status("the rendezvous is back")
+            self._back.set()
             return
         hosting = isinstance(self._settings.role, HostSettings)
         if not hosting:
@@ -311,6 +313,25 @@ class Node:
         self._admitted.set()
         if hosting:
             self._around.console.invite(str(self.code))
+
+    def _lost(self, reason: str) -> None:
+        linked = self._formation is not None and self._formation.build is not None
+        go_on = "direct links go on, and it is tried again" if linked else "it is tried again"
+        self._around.console.status(f"the rendezvous is lost ({reason}); {go_on}")
+        if not linked and isinstance(self._settings.role, JoinSettings):
+            self._back = trio.Event()
+            self._around.nursery.start_soon(self._miss, self._back)
+
+    async def _miss(self, back: trio.Event) -> None:
+        """Without links, nobody else can tell that the host is gone: most often it was the rendezvous, too."""
+        with trio.move_on_after(GONE_WITHOUT_RENDEZVOUS_S) as scope:
+            await back.wait()
+        if scope.cancelled_caught and (self._formation is None or self._formation.build is None):
+            text = (
+                f"no ring is formed, and the rendezvous has not answered for {GONE_WITHOUT_RENDEZVOUS_S:.0f} s: "
+                "ask the host whether its kafila-node still runs, then join again"
+            )
+            self._finish(SessionError(text))
 
     def _tell_tampering(self) -> None:
         tampered = self._door.room.tampered
