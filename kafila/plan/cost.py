@@ -1,6 +1,6 @@
 """The cost model: equation (2) of the paper, as exact integers.
 
-A stage of ``n`` blocks costs ``o + n * read_bytes / bandwidth``, of a block with experts the bytes of those that a token
+A stage of ``n`` blocks costs ``o + n * read_bytes / bandwidth``, with experts the bytes of those that a token
 goes through (:mod:`kafila.plan.reads`), and at the head ``head_read_bytes`` over its own rate more: the head reads its
 unembedding once per token, while the embedding it also keeps resident is a lookup of one row. The paper reads it at the
 blocks' bandwidth; one long matrix is read faster than a block's short ones, so where the member measured its head, that

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
-from kafila.plan import manifest_from_config
+from kafila.plan import manifest_from_config, read_bytes
 
 QWEN3_8B: dict[str, Any] = {
     "model_type": "qwen3",
@@ -59,11 +59,27 @@ GEMMA3_1B: dict[str, Any] = {
 }
 
 
+QWEN3_30B_A3B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+
+
 @pytest.mark.parametrize(
     ("config", "parameters"),
     [
         (GEMMA2_2B, 2_614_341_888),
         (GEMMA3_1B, 999_885_952),
+        (QWEN3_30B_A3B, 30_532_122_624),
         (QWEN3_8B, 8_190_735_360),
         (SMOLLM2_135M, 134_515_008),
         (QWEN2_5_05B, 494_032_768),
@@ -72,6 +88,27 @@ GEMMA3_1B: dict[str, Any] = {
 def test_the_whole_model_has_as_many_weights_as_published(config: dict[str, Any], parameters: int) -> None:
     manifest = manifest_from_config(config, "m")
     assert (manifest.blocks * manifest.block_bytes + manifest.head_bytes) // 2 == parameters
+
+
+def test_a_token_reads_the_experts_it_goes_through() -> None:
+    manifest = manifest_from_config(QWEN3_30B_A3B, "m")
+    # As published: 3.3 billion of 30.5 are active, the embedding of 0.3 counted.
+    active = manifest.blocks * read_bytes(manifest) + manifest.head_bytes
+    assert active / 2 == pytest.approx(3.35e9, rel=0.01)
+    assert read_bytes(manifest, 10_000) == manifest.block_bytes
+
+
+def test_where_only_some_blocks_have_experts_memory_counts_the_largest_and_time_the_mean() -> None:
+    whole = manifest_from_config(QWEN3_30B_A3B, "m")
+    plain = manifest_from_config(QWEN3_30B_A3B | {"model_type": "qwen3"}, "m")
+    mixed = manifest_from_config(QWEN3_30B_A3B | {"mlp_only_layers": list(range(12))}, "m")
+    assert mixed.block_bytes == whole.block_bytes
+    assert read_bytes(mixed) == pytest.approx((12 * plain.block_bytes + 36 * read_bytes(whole)) / 48)
+    every_second = manifest_from_config(QWEN3_30B_A3B | {"decoder_sparse_step": 2}, "m")
+    assert read_bytes(every_second) == pytest.approx((plain.block_bytes + read_bytes(whole)) / 2)
+    assert manifest_from_config(QWEN3_30B_A3B | {"decoder_sparse_step": 49}, "m") == plain
+    with pytest.raises(ModelIncomplete, match="mlp_only_layers"):
+        manifest_from_config(QWEN3_30B_A3B | {"mlp_only_layers": 3}, "m")
 
 
 def test_the_head_reads_its_unembedding_and_keeps_its_embedding() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
+from kafila.plan import manifest_from_config, read_bytes
 from kafila.shard.decoder import logits_of
 from kafila.shard.formats import Affine
-from kafila.shard.manifest import open_checkpoint
+from kafila.shard.manifest import block_bytes, model_manifest, open_checkpoint
 from kafila.shard.schemes import SCHEMES
 from kafila.types import Segment
 from tests.shard.backends import RINGS, needs_mlx
@@ -160,6 +162,22 @@ def test_what_mlx_quantized_is_read_stacked_as_it_is(tmp_path: Path) -> None:
     assert len(set(expected)) > 4, "an answer that repeats itself tests little"
     for counts, backends in [((4,), ("torch",)), ((1, 3), ("mlx",)), ((1, 1, 1, 1), ("torch", "mlx"))]:
         assert LocalRing(stored, counts, backends=backends).answer(PROMPT, COUNT) == expected, counts
+
+
+@pytest.mark.parametrize("case", ["normalised", "some blocks dense, tied", "every second block"])
+def test_sizes_are_those_of_the_files_and_of_the_configuration_alone(case: str, checkpoint: Checkpoints) -> None:
+    folder = checkpoint(case)
+    opened = open_checkpoint(folder)
+    sizes = model_manifest("m", opened.config, "float32")
+    values = json.loads((folder / "config.json").read_text())
+    assert sizes == manifest_from_config(values, "m")
+    assert opened.config.experts is not None
+    blocks = [block_bytes(opened.config, index, 4) for index in range(4)]
+    assert sizes.block_bytes == max(blocks)
+    assert read_bytes(sizes, 10_000) == pytest.approx(sum(blocks) / 4, abs=1)
+    expert = 3 * 48 * 32 * 4
+    idle = expert * (6 - 2) * sum(opened.config.experts.sparse)
+    assert read_bytes(sizes) == pytest.approx((sum(blocks) - idle) / 4, abs=1)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:

@@ -7,8 +7,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kafila.shard.config import parse_config
+from kafila.shard.experts import ExpertShape
+from kafila.shard.manifest import block_bytes, block_tensors, model_manifest, tensor_bytes
 from kafila.shard.rig import block_count, block_weights, build_rig, cache_bytes, narrowed
+from kafila.shard.schemes import with_scheme
 from kafila.shard.torch_ops import TorchOps
 from tests.shard.test_config import LLAMA
 
@@ -34,6 +39,39 @@ def test_a_large_block_is_measured_narrower() -> None:
     assert 10_000_000 < block_weights(narrow) <= 25_000_000
     assert narrowed(TINY, 25e6) == TINY
     assert narrowed(QWEN3_8B, 1e12) == QWEN3_8B
+
+
+def test_experts_are_measured_each_of_its_own_size_as_many_as_a_token_goes_through() -> None:
+    experts = ExpertShape(count=128, active=8, intermediate=768, normalised=True, sparse=(False, *(True,) * 35))
+    sparse = replace(QWEN3_8B, hidden=2048, kv_heads=4, experts=experts)
+    whole, narrow = narrowed(sparse, 1e12), narrowed(sparse, 25e6)
+    assert whole == replace(sparse, experts=replace(experts, count=8))
+    assert narrow.experts == replace(experts, count=2, active=2)
+    assert block_weights(narrow) <= 25_000_000
+
+
+@pytest.mark.parametrize("scheme", ["", "int4"])
+def test_a_rig_of_experts_reads_what_it_was_built_of(scheme: str) -> None:
+    experts = ExpertShape(count=6, active=2, intermediate=64, normalised=True, sparse=(False, True, False, True))
+    config = replace(TINY, blocks=4, hidden=64, windows=(None,) * 4, ropes=TINY.ropes[:1] * 4, experts=experts)
+    config = with_scheme(config, scheme)
+    seconds = itertools.count()
+    rig = build_rig(TorchOps("cpu", "bfloat16", threads=1), config, lambda: float(next(seconds)), 0)
+    sizes = model_manifest("m", config, "bfloat16")
+    assert sizes.experts is not None
+    # Of four experts that no token goes through, neither weights nor rows of the router.
+    left_out = block_bytes(config, 1, 2) - rig.block_sizes.block_bytes
+    assert (
+        left_out
+        == sum(
+            tensor_bytes(config, name, shape, 2)
+            for name, shape in block_tensors(config, 1).items()
+            if any(f"experts.{index}." in name for index in range(2, 6))
+        )
+        + 4 * 64 * 2
+    )
+    assert rig.round(lambda: float(next(seconds))).blocks_s == 1
+    assert rig.chunk_s(lambda: float(next(seconds))) == 1
 
 
 def test_a_device_that_takes_weights_slowly_gets_the_least_rig() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from kafila.types import Segment
+from kafila.types import ExpertBytes, Segment
 from sims.fleet.device import Device, draw_device
 from sims.fleets import load_fleet
 from sims.models import load_model
@@ -32,6 +33,15 @@ def test_a_batch_costs_little_more_until_arithmetic_takes_over() -> None:
     assert one < four < 1.01 * one
     assert many == pytest.approx(50e-6 + 400 * 10 * MODEL.block_bytes / 100e12)
     assert many > 1.9 * one
+
+
+def test_of_experts_those_are_read_that_the_rows_go_through() -> None:
+    experts = ExpertBytes(count=4, active=1, shared_bytes=MODEL.block_bytes // 2, expert_bytes=MODEL.block_bytes // 2)
+    sparse = replace(MODEL, experts=experts)
+    cache = 10 * MODEL.kv_bytes_per_token_per_block
+    for rows, share in ((1, 5 / 8), (2, 23 / 32)):
+        taken = DEVICE.forward_s(sparse, 10, decode(rows), 2)
+        assert taken == pytest.approx(50e-6 + (10 * MODEL.block_bytes * share + rows * cache) / 500e9)
 
 
 def test_a_prompt_is_computed_and_its_cache_is_read_ever_after() -> None:
