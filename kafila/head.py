@@ -15,7 +15,7 @@ from typing import Protocol
 from kafila.errors import KafilaError, ProtocolError, UsageError
 from kafila.question import check
 from kafila.ring import schedule
-from kafila.ring.frames import Activation, Ask, Cancel, Stats, Text, decode_control, encode_control
+from kafila.ring.frames import Activation, Ask, Cancel, Edge, Stats, Text, decode_control, encode_control
 from kafila.ring.pace import Pace
 from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Started, Token, Verdict
 from kafila.serve import BatchDone, Lately, Place, Said, Send, Stage, median
@@ -115,17 +115,20 @@ class Head(Stage):
         self._lately: deque[tuple[tuple[float, ...], float]] = deque(maxlen=_STATS_WINDOW)
         self._stats_due = now
         self._drawn = 0
-        self._guests: set[NodeId] = set()
+        self._guests: dict[NodeId, bool] = {}
+        """Whether each takes :class:`Edge`."""
 
     # -- guests -------------------------------------------------------------------------------------------------------
 
-    def guest_came(self, guest: NodeId) -> None:
+    def guest_came(self, guest: NodeId, *, takes_edges: bool = False) -> None:
         """Somebody outside the ring may ask over a link of its own."""
-        self._guests.add(guest)
+        self._guests[guest] = takes_edges
+        if takes_edges:
+            self._sends.extend(Send(False, encode_control(edge), guest) for edge in self.edges)
 
     def guest_left(self, guest: NodeId, now: float) -> None:
         """Nobody reads a guest's answers any more: their slots are free at once."""
-        self._guests.discard(guest)
+        self._guests.pop(guest, None)
         for answer in [answer for answer in self._answers.values() if answer.ask.asker == guest]:
             self._scheduler.cancel(answer.ask.request)
         self._pump(now)
@@ -141,6 +144,10 @@ class Head(Stage):
             return
         if isinstance(message, Ask | Cancel) and message.asker == guest:
             self._to_head(message, now)
+
+    def _tell_edge(self, edge: Edge) -> None:
+        super()._tell_edge(edge)
+        self._sends.extend(Send(False, encode_control(edge), guest) for guest, takes in self._guests.items() if takes)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from kafila.nat.candidates import Candidate, CandidateKind, Scope, scope_of
 from kafila.nat.interfaces import host_candidates
 from kafila.nat.predict import Way, predicted_addresses, ways
 from kafila.nat.report import Mapping, NatReport, from_json, to_json
-from kafila.ring.agreement import MemberInfo, Reachable
+from kafila.ring.agreement import KNOWN, MemberInfo, Reachable
 from kafila.ring.identity import Identity
 from kafila.types import Address
 
@@ -82,7 +82,13 @@ def member_info(identity: Identity, name: str, machine: bytes, where: Reachable)
     """This member, for the host."""
     shown = "".join(character for character in name if character.isprintable())[:MAX_NAME_CHARS]
     info = MemberInfo(
-        identity.node_id, shown or "member", identity.fingerprint, (), machine, early_key=identity.early.public
+        identity.node_id,
+        shown or "member",
+        identity.fingerprint,
+        (),
+        machine,
+        early_key=identity.early.public,
+        knows=KNOWN,
     )
     return info.moved(where)
 

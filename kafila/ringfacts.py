@@ -29,7 +29,7 @@ def _family(config: str) -> str:
 
 
 def ring_facts(build: Build, link_state: Callable[[NodeId], LinkState | None]) -> RingFacts:
-    """The ring as this member knows it: its own links as they are, the others' as they were planned."""
+    """The ring as this member knows it: its own links as they are, the others' as it was told of them."""
     plan, stats = build.plan, build.serving.stats
     measured = () if stats is None else stats.stage_s
     members = tuple(
@@ -65,5 +65,7 @@ def _edge(
         (other,) = ends - {me}
         if (state := link_state(ring[other])) is not None:
             return EdgeFacts(state.kind.value, state.rtt_s, measured=True)
+    if (told := build.serving.edge_from(ring[place])) is not None:
+        return EdgeFacts(told.path.value, told.rtt_s, measured=True)
     planned = build.plan.edges[place]
     return EdgeFacts(planned.kind.value, planned.rtt_s, measured=False)

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kafila.api.engine import EdgeFacts, RingFacts
 from kafila.mesh import LinkState
-from kafila.plan import Plan
-from kafila.ring.frames import Stats
-from kafila.types import NodeId, PathKind
+from kafila.types import NodeId
 
 
-def ring_table(plan: Plan, me: int | None, stats: Stats | None, links: Mapping[int, LinkState | None]) -> str:
-    """A table of the ring, the head first. ``me`` is this member's place, None a guest's; ``links`` its own, by the
-    other's place."""
-    rows = [("member", "blocks", "predicted", "measured", "link from here")]
-    for place, stage in enumerate(plan.stages):
-        blocks = f"{stage.blocks.first}-{stage.blocks.stop - 1}" + (" + head" if place == 0 else "")
-        measured = stats.stage_s[place] if stats is not None and place < len(stats.stage_s) else None
+def ring_table(facts: RingFacts, guests: LinkState | None) -> str:
+    """A table of the ring, the head first; below it ``guests``, a guest's own link with the head."""
+    rows = [("member", "blocks", "predicted", "measured", "link to the next")]
+    for place, member in enumerate(facts.members):
         rows.append(
             (
-                stage.name + (" (you)" if place == me else ""),
-                blocks,
-                _milliseconds(stage.stage_s),
-                _milliseconds(measured),
-                _link(links.get(place)),
+                member.name + (" (you)" if place == facts.me else ""),
+                f"{member.first}-{member.stop - 1}" + (" + head" if place == 0 else ""),
+                _milliseconds(member.predicted_s),
+                _milliseconds(member.measured_s),
+                _edge(facts.edges[place]) if facts.edges else "-",
             )
         )
     lines = _columns(rows)
-    if stats is not None and stats.circuit_s > 0:
-        network_s = max(stats.circuit_s - sum(stats.stage_s), 0.0)
-        lines.append(
-            f"once round: {_milliseconds(stats.circuit_s)}, of which {_milliseconds(network_s)} between members"
-        )
+    if facts.circuit_s is not None:
+        network_s = max(facts.circuit_s - sum(member.measured_s or 0.0 for member in facts.members), 0.0)
+        circuit, network = _milliseconds(facts.circuit_s), _milliseconds(network_s)
+        lines.append(f"once round: {circuit}, of which {network} between members")
+    if guests is not None:
+        lines.append(f"your link to the head: {_link(guests.kind.value, guests.rtt_s)}")
     return "\n".join(lines)
 
 
@@ -53,8 +50,10 @@ def _milliseconds(duration_s: float | None) -> str:
     return "-" if duration_s is None else f"{duration_s * 1e3:.2f} ms"
 
 
-def _link(state: LinkState | None) -> str:
-    if state is None:
-        return "-"
-    how = "direct" if state.kind is PathKind.DIRECT else "relayed"
-    return how if state.rtt_s is None else f"{how}, {_milliseconds(state.rtt_s)}"
+def _edge(edge: EdgeFacts) -> str:
+    words = _link(edge.kind, edge.rtt_s)
+    return words if edge.measured else f"unknown (planned: {words})"
+
+
+def _link(kind: str, rtt_s: float | None) -> str:
+    return kind if rtt_s is None else f"{kind}, {_milliseconds(rtt_s)}"

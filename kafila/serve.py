@@ -22,6 +22,7 @@ from kafila.ring.frames import (
     Ask,
     Cancel,
     Control,
+    Edge,
     Stats,
     Text,
     decode_activation,
@@ -29,8 +30,9 @@ from kafila.ring.frames import (
     encode_activation,
     encode_control,
 )
+from kafila.ring.ringedges import RingEdges
 from kafila.shard.worker import Failed, Forward, Forwarded, Job, Result
-from kafila.types import NodeId
+from kafila.types import NodeId, PathKind
 
 MAX_PENDING_BATCHES = 64
 """Batches a member may hold for its worker. The head keeps one a stage on their way, so only a faulty or hostile
@@ -50,6 +52,8 @@ class Place:
     dtype: str
     slots: int
     context: int
+    telling_edges: frozenset[NodeId] = frozenset()
+    """Members that take and pass on :class:`Edge`."""
 
     @property
     def position(self) -> int:
@@ -130,6 +134,7 @@ class Stage:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.edges = RingEdges(place.me, place.ring)
         self._jobs: deque[Job] = deque()
         self._sends: deque[Send] = deque()
         self._events: deque[Event] = deque()
@@ -174,6 +179,9 @@ class Stage:
                 self._send_control(message)
             case Text(asker=asker) if asker in self.place.ring:
                 self._send_control(message)
+            case Edge():
+                if self.edges.heard(message):
+                    self._tell_edge(message)
             case Ask(asker=asker) | Cancel(asker=asker) if asker in self.place.ring and asker != self.place.me:
                 self._to_head(message, now)
             case _:
@@ -189,6 +197,15 @@ class Stage:
     def cancel(self, request: str, now: float) -> None:
         """The person at this member no longer wants the answer."""
         self._to_head(Cancel(request, self.place.me), now)
+
+    def edge_seen(self, path: PathKind, rtt_s: float | None, now: float) -> None:
+        """How the link to the next member travels now. The others hear when that is news; ask about once a second."""
+        if (news := self.edges.seen(path, rtt_s, now)) is not None:
+            self._tell_edge(news)
+
+    def _tell_edge(self, edge: Edge) -> None:
+        if self.place.after in self.place.telling_edges:
+            self._send_control(edge)
 
     def result(self, result: Result, now: float) -> None:  # noqa: ARG002  - as above
         """What the worker finished."""

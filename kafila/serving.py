@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 
 import trio
 
@@ -15,12 +16,16 @@ from kafila.mailbox import Mailbox
 from kafila.mesh import Mesh
 from kafila.question import check
 from kafila.ring.agreement import ModelOffer
-from kafila.ring.frames import ITEM_BYTES, Ask, Stats, Text
+from kafila.ring.frames import ITEM_BYTES, Ask, Edge, Stats, Text
 from kafila.serve import BatchDone, Broken, Event, Lately, Place, Said, Stage
 from kafila.shard.worker import Coming, Failed, Loaded, Result
 from kafila.trace import Recorder
 from kafila.types import FinishReason, NodeId, Question
 from kafila.visit import Visit
+
+EDGE_LOOK_S = 1.0
+"""How often a member looks how its link to the next travels. :meth:`ServingRing.drain` is called at least as often, for
+the links' heartbeats."""
 
 
 class ServingRing:
@@ -50,15 +55,15 @@ class ServingRing:
         self._poke = poke
         self._on_broken = on_broken
         self._on_coming = on_coming
-        self._stage: Stage | None = None
-        self._guests: set[NodeId] = set()
+        self._stage: Stage | None = Visit(place) if place.visiting else None  # the head may have spoken already
+        self._guests: dict[NodeId, bool] = {}
+        self._edge_due = inf
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count(1)
         self._running = False
 
     async def visit(self) -> None:
         """A guest's: nothing to load, and no worker."""
-        self._stage = Visit(self._place)
         self.loaded.set()
         await trio.sleep_forever()
 
@@ -73,8 +78,8 @@ class ServingRing:
 
         if duty.holds_head:
             self._stage = head = Head(self._place, await backend.language(offer), trio.current_time())
-            for guest in self._guests:
-                head.guest_came(guest)
+            for guest, takes_edges in self._guests.items():
+                head.guest_came(guest, takes_edges=takes_edges)
         else:
             self._stage = Stage(self._place)
         self._worker = await backend.worker(offer, duty, on_result)
@@ -107,24 +112,40 @@ class ServingRing:
         elif isinstance(self._stage, Head) and not bulk:
             self._stage.receive_guest(sender, data, trio.current_time())
 
-    def guest_came(self, guest: NodeId) -> None:
+    def guest_came(self, guest: NodeId, *, takes_edges: bool) -> None:
         """At the head: a guest is linked, and may ask once the ring serves."""
-        self._guests.add(guest)
+        self._guests[guest] = takes_edges
         if isinstance(self._stage, Head):
-            self._stage.guest_came(guest)
+            self._stage.guest_came(guest, takes_edges=takes_edges)
 
     def guest_left(self, guest: NodeId) -> None:
         """At the head: a guest is gone."""
-        self._guests.discard(guest)
+        self._guests.pop(guest, None)
         if isinstance(self._stage, Head):
             self._stage.guest_left(guest, trio.current_time())
         self._poke()
+
+    def begin_telling_edges(self) -> None:
+        """Everybody serves, and so hears what is told round the ring."""
+        if not self._place.visiting and not self._place.alone:
+            self._edge_due = trio.current_time()
+
+    def edge_from(self, member: NodeId) -> Edge | None:
+        """What is known of the link from a member of the ring to the next; None: nothing."""
+        return None if self._stage is None else self._stage.edges.of(member)
+
+    def _look_at_edge(self, stage: Stage, now: float) -> None:
+        self._edge_due = now + EDGE_LOOK_S
+        if (state := self._mesh.link_state(self._place.after)) is not None:
+            stage.edge_seen(state.kind, state.rtt_s, now)
 
     def drain(self) -> None:
         """Give jobs to the worker, messages to the link and events to whom they are for."""
         stage = self._stage
         if stage is None:
             return
+        if (now := trio.current_time()) >= self._edge_due:
+            self._look_at_edge(stage, now)
         while (job := stage.next_job()) is not None:
             try:
                 self._worker.submit(job)

@@ -7,7 +7,7 @@ nothing else does, and nobody else hears of either.
 from __future__ import annotations
 
 from kafila.errors import ProtocolError
-from kafila.ring.frames import Activation, Control, Stats, Text
+from kafila.ring.frames import Activation, Control, Edge, Stats, Text
 from kafila.serve import Lately, Said, Stage
 
 
@@ -23,5 +23,7 @@ class Visit(Stage):
                 self._events.append(Said(message))
             case Stats():
                 self._events.append(Lately(message))
+            case Edge():
+                self.edges.heard(message)
             case _:
                 raise ProtocolError("a guest was sent what is another's")

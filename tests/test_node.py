@@ -108,7 +108,8 @@ async def test_links_go_direct_where_nats_allow_and_it_is_told(autojump_clock: M
         await trio.sleep(3)
         assert guests[1].node is not None
         table = guests[1].node.describe_ring()
-        assert table.count("direct") == 2
+        assert table.count("direct") == 3
+        assert "unknown" not in table
         assert any("direct" in line for line in guests[1].screen.lines)
 
 
@@ -318,7 +319,10 @@ async def test_a_guest_asks_over_a_link_with_the_head_and_may_leave(count: int, 
         await trio.sleep(3)
         node = guests[0].node
         assert node is not None
-        assert node.describe_ring().count("direct") == 1
+        ring = node.ring()
+        assert ring is not None
+        assert [(edge.kind, edge.measured) for edge in ring.edges] == [("direct", True)] * (count if count > 1 else 0)
+        assert "your link to the head: direct" in node.describe_ring()
         assert "(you)" not in node.describe_ring()
         guests[0].leaving.set()
         await guests[0].ended.wait()

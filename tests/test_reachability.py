@@ -111,13 +111,15 @@ def planned_kinds(host: Guest) -> set[str]:
 
 
 def link_kinds(*guests: Guest) -> list[PathKind]:
-    """Of every link's two ends."""
-    states = []
+    """Of each member's link to the next."""
+    kinds = []
     for guest in guests:
         assert guest.node is not None
-        table = guest.node.describe_ring()
-        states += [kind for kind in PathKind for _ in range(table.count(f"{kind.value},"))]
-    return states
+        ring = guest.node.ring()
+        assert ring is not None
+        assert ring.edges[ring.me].measured
+        kinds.append(PathKind(ring.edges[ring.me].kind))
+    return kinds
 
 
 def kinds_told_by(guest: Guest) -> set[CandidateKind]:

@@ -49,7 +49,7 @@ class EdgeFacts:
     """``direct`` or ``relayed``."""
     rtt_s: float | None
     measured: bool
-    """Whether it is one of this member's own links, seen now, or what the plan expects."""
+    """Whether one of its ends sees it so now. Otherwise it is not known, and this is what the plan expects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from kafila.errors import ProtocolError
 from kafila.ring import records
-from kafila.types import FinishReason, NodeId, Question, Segment, SpelledLogprobs
+from kafila.types import FinishReason, NodeId, PathKind, Question, Segment, SpelledLogprobs
 
 _ACTIVATION = 0x01
 _CONTROL = 0x02
@@ -118,8 +118,20 @@ class Stats:
     """Tokens drawn since the session began."""
 
 
-Control = Ask | Text | Cancel | Stats
-_FAMILY = records.kinds(Ask, Text, Cancel, Stats)
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """How the link from ``origin`` to the next member travels, as that sees it now; goes once round like
+    :class:`Stats`. Sent only to members that know it (:data:`kafila.ring.agreement.EDGES`)."""
+
+    kind: ClassVar[str] = "edge"
+    origin: NodeId
+    path: PathKind
+    rtt_s: float | None = None
+    """Smoothed round trip; None: not known yet."""
+
+
+Control = Ask | Text | Cancel | Stats | Edge
+_FAMILY = records.kinds(Ask, Text, Cancel, Stats, Edge)
 
 
 def encode_activation(frame: Activation) -> bytes:

@@ -226,8 +226,9 @@ async def _asked_through(net: VirtualNetwork, happens: str) -> Outcome:
         longest = await s.ask_for(15)
         _expect_alive(s)
         await s.ask_for(1)
-        table = s.guests[1].node.describe_ring() if s.guests[1].node else ""
-        return Outcome({"longest_wait_ms": [longest * 1e3], "direct_links_after": [float(table.count("direct"))]})
+        ring = s.guests[1].node.ring() if s.guests[1].node else None
+        direct = sum(edge.measured and edge.kind == "direct" for edge in ring.edges) if ring else 0
+        return Outcome({"longest_wait_ms": [longest * 1e3], "direct_edges_after": [float(direct)]})
 
 
 def _expect_alive(s: Session) -> None:

@@ -64,7 +64,7 @@ async def test_the_ring_and_hostile_names(tmp_path: Path) -> None:
         assert await tab.value("[...document.querySelectorAll('#ring title')].map(t => t.textContent)[1]") == HOSTILE
         cells = await tab.value("[...document.querySelectorAll('#members td')].map(t => t.textContent)")
         assert cells[:4] == ["ada@laptop (you)→ direct, 12.3 ms", "0–3", "11.0 ms", "2.0 GB of 8.0 GB"]
-        assert cells[4] == f"{HOSTILE}→ relayed, 24.6 ms (planned)"
+        assert cells[4] == f"{HOSTILE}→ unknown (planned: relayed, 24.6 ms)"
         assert await tab.value("document.querySelector('img')") is None
         assert await tab.value("window.broken") is None
         facts = await tab.value("['circuit', 'running', 'waiting'].map(id => document.getElementById(id).textContent)")

@@ -13,6 +13,7 @@ from kafila.ring.frames import (
     Ask,
     Cancel,
     Control,
+    Edge,
     Stats,
     Text,
     decode_activation,
@@ -20,7 +21,7 @@ from kafila.ring.frames import (
     encode_activation,
     encode_control,
 )
-from kafila.types import FinishReason, Message, NodeId, Question, Sampling, Segment, SpelledLogprobs
+from kafila.types import FinishReason, Message, NodeId, PathKind, Question, Sampling, Segment, SpelledLogprobs
 
 node_ids = st.binary(min_size=8, max_size=8).map(NodeId)
 counts = st.integers(0, 2**31)
@@ -94,6 +95,7 @@ controls: st.SearchStrategy[Control] = st.one_of(
     ),
     st.builds(Cancel, st.text(), node_ids),
     st.builds(Stats, node_ids, st.lists(seconds).map(tuple), seconds),
+    st.builds(Edge, node_ids, st.sampled_from(PathKind), st.none() | seconds),
 )
 
 
@@ -141,6 +143,8 @@ def test_no_truncated_control_message_is_taken_for_whole(message: Control) -> No
         '{"kind":"cancel","request":7,"asker":"00"}',
         '{"kind":"cancel","request":"a","asker":"zz"}',
         '{"kind":"nonsense"}',
+        '{"kind":"edge","origin":"00","path":"by pigeon"}',
+        '{"kind":"edge","origin":"00","path":"direct","rtt_s":"1"}',
         "[" * 100_000,
     ],
 )
