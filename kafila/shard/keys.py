@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,10 @@ from typing import Any
 from kafila.errors import ModelIncomplete
 
 Json = Mapping[str, Any]
+
+MAX_COUNT = 2**24
+"""Of blocks, heads, tokens and whatever else is counted: the largest known is a context of ten million. Sizes are
+multiplied and lists are made of what a file says, and a damaged one must not cost the memory of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +38,17 @@ class Keys:
             raise ModelIncomplete(f"{self.file} has no {key}: is this a causal language model's checkpoint?")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ModelIncomplete(f"{self.file}: {key} is {value!r} and not a whole number above 0")
+        if value > MAX_COUNT:
+            raise ModelIncomplete(f"{self.file}: {key} is more than any model has: download the checkpoint again")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0."""
         value = self.values.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ModelIncomplete(f"{self.file}: {key} is {value!r} and not a number above 0")
-        return float(value)
+        return float(min(value, sys.float_info.max))
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """Whether it is true."""
