@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
 from kafila.shard.experts import ExpertShape, parse_experts
-from kafila.shard.families import FAMILIES, PRE_NORMS, BlockNorms, Family, Windows
+from kafila.shard.families import FAMILIES, PRE_NORMS, BlockNorms, Family, Windows, own_name
 from kafila.shard.formats import Quantization, parse_quantization
 from kafila.shard.keys import Json, Keys, load_keys
 from kafila.shard.rope import Rope, parse_rope, parse_window_rope
@@ -104,7 +104,7 @@ def parse_config(text: str | bytes, generation_text: str | bytes | None = None) 
         windows=windows,
         max_context=config.count("max_position_embeddings", 2048),
         eos_ids=_eos_ids(generation.values) or _eos_ids(config.values),
-        quantization=parse_quantization(config.get("quantization")),
+        quantization=_quantization(config),
         experts=parse_experts(config, blocks) if family.experts else None,
         norms=family.norms,
         norm_offset=family.norm_offset,
@@ -129,8 +129,25 @@ def _family(config: Keys) -> tuple[str, Family, Keys]:
     for name in names:
         if isinstance(name, str) and name in FAMILIES:
             family = FAMILIES[name]
-            return name, family, Keys(config.file, {**family.defaults, **config.values})
+            return name, family, Keys(config.file, {**family.defaults, **_text_values(config, family.text_key)})
     raise UnsupportedModel(f"architecture {names[0]!r} is not supported; these are: {', '.join(SUPPORTED)}")
+
+
+def _text_values(config: Keys, key: str) -> Json:
+    """The keys that describe the decoder: all, or those under ``key`` and whatever else stands beside that."""
+    if not key:
+        return config.values
+    text = config.get(key)
+    if not isinstance(text, dict):
+        raise ModelIncomplete(f"{config.file} has no {key}: download the checkpoint again")
+    return {**text, **{name: value for name, value in config.values.items() if value is not None}}
+
+
+def _quantization(config: Keys) -> Quantization | None:
+    values = config.get("quantization")
+    if isinstance(values, dict):
+        values = {own_name(name): value for name, value in values.items()}
+    return parse_quantization(values)
 
 
 def _refuse_variants(config: Keys, family: str) -> None:

@@ -6,7 +6,7 @@ Defaults are those of transformers' configuration classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -58,6 +58,8 @@ class Family:
     """By the root of the hidden size."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys of ``config.json`` and what they are where it lacks them. ``null`` is not lacking."""
+    text_key: str = ""
+    """Of a model that also sees: the key of what describes its decoder, which is what we serve of it."""
 
 
 _GEMMA_NORMS = BlockNorms(
@@ -76,6 +78,23 @@ _GEMMA_DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "eos_token_id": 1,
 }
+_GEMMA3 = Family(
+    qk_norm=True,
+    mlp_bias=False,
+    windows=Windows.BY_BLOCK,
+    window_rope=True,
+    activation_key="hidden_activation",
+    norms=_GEMMA_NORMS,
+    norm_offset=1.0,
+    scales_embedding=True,
+    defaults={
+        **_GEMMA_DEFAULTS,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1_000_000.0,
+    },
+)
 FAMILIES = {
     "LlamaForCausalLM": Family(),  # Llama 2 and 3, SmolLM2, and many that took its shape
     "MistralForCausalLM": Family(
@@ -100,21 +119,16 @@ FAMILIES = {
             "final_logit_softcapping": 30.0,
         },
     ),
-    "Gemma3ForCausalLM": Family(
-        qk_norm=True,
-        mlp_bias=False,
-        windows=Windows.BY_BLOCK,
-        window_rope=True,
-        activation_key="hidden_activation",
-        norms=_GEMMA_NORMS,
-        norm_offset=1.0,
-        scales_embedding=True,
-        defaults={
-            **_GEMMA_DEFAULTS,
-            "vocab_size": 262_208,
-            "max_position_embeddings": 131_072,
-            "sliding_window_pattern": 6,
-            "rope_theta": 1_000_000.0,
-        },
-    ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, text_key="text_config"),
 }
+_NESTS = {"language_model.model": "model", "language_model.lm_head": "lm_head", "model.language_model": "model"}
+"""What modules are called beside a vision tower, and in a checkpoint of the language model alone."""
+
+
+def own_name(name: str) -> str:
+    """The name that a tensor or module has, or would have, in a checkpoint of the language model alone."""
+    for nest, own in _NESTS.items():
+        if name.startswith(f"{nest}.") or name == nest:
+            return own + name.removeprefix(nest)
+    return name

@@ -18,6 +18,7 @@ from typing import Any
 from kafila.errors import ModelError, ModelIncomplete, ModelNotFound, UnsupportedModel
 from kafila.shard.config import DecoderConfig, parse_config
 from kafila.shard.experts import EXPERTS, STACKED, expert_tensors
+from kafila.shard.families import own_name
 from kafila.shard.formats import Affine
 from kafila.types import BlockRange, ExpertBytes, ModelManifest, TensorSpec
 
@@ -280,7 +281,7 @@ def _read_header(folder: Path, file: str) -> dict[str, TensorSpec]:
             header = stream.read(header_bytes)
     except OSError as error:
         raise ModelIncomplete(f"{path} cannot be read ({error.strerror}): {_AGAIN}") from error
-    return {spec.name: spec for spec in parse_header(file, file_bytes, header)}
+    return {own_name(spec.name): spec for spec in parse_header(file, file_bytes, header)}
 
 
 def _placement(folder: Path, expected: Mapping[str, object]) -> dict[str, str]:
@@ -292,8 +293,9 @@ def _placement(folder: Path, expected: Mapping[str, object]) -> dict[str, str]:
         raise ModelNotFound(f"{folder} has no {SINGLE_NAME} and no {INDEX_NAME}: {_ELSEWHERE}")
     try:
         weight_map = json.loads(index_path.read_bytes())["weight_map"]
+        weight_map = {own_name(name): file for name, file in weight_map.items()}
         placed = {name: weight_map[name] for name in expected if name in weight_map}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelIncomplete(f"{index_path} is damaged (no weight_map): {_AGAIN}") from error
     for name in expected:
         file = placed.get(name)

@@ -25,6 +25,7 @@ CLASSES = {
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "gemma3 that sees": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
 }
@@ -61,10 +62,23 @@ def make_checkpoint(
     if family != "qwen2":  # whose heads are hidden / heads wide by definition
         keys["head_dim"] = 16
     config_class, model_class = (getattr(transformers, name) for name in CLASSES[family])
-    model = model_class(config_class(**(keys | config)))
+    keys |= config
+    model = model_class(config_class(**(keys if family != "gemma3 that sees" else _beside_vision(keys))))
     randomize(model, seed)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size="40KB" if sharded else "1GB")
     return folder
+
+
+def _beside_vision(keys: dict[str, Any]) -> dict[str, Any]:
+    """``keys`` as the text part of a model that also takes images, of the smallest kind there is."""
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    vision = {**dict.fromkeys(sizes, 2), "num_attention_heads": 1, "image_size": 4, "patch_size": 2}
+    return {
+        "text_config": keys,
+        "vision_config": vision,
+        "tie_word_embeddings": keys["tie_word_embeddings"],
+        "mm_tokens_per_image": 4,
+    }
 
 
 def randomize(model: Any, seed: int) -> None:

@@ -136,6 +136,27 @@ def test_gemma_3_turns_blocks_with_a_window_otherwise_in_both_dialects() -> None
     assert (old.score_cap, old.logit_cap, old.qk_norm) == (0, 0, True)
 
 
+def test_of_a_model_that_sees_the_part_that_reads_is_served() -> None:
+    """The first of these were published with few keys, and MLX names what it quantized as the files do."""
+    text = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "sliding_window": 512}
+    values = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "text_config": text,
+        "torch_dtype": "bfloat16",
+        "quantization": {"bits": 4, "group_size": 64, "language_model.model.embed_tokens": {"bits": 8}},
+    }
+    config = parse_config(json.dumps(values))
+    assert (config.heads, config.kv_heads, config.head_dim, config.vocab) == (8, 4, 256, 262_208)
+    assert (config.dtype, config.eos_ids, config.max_context, config.tied) == ("bfloat16", (1, 106), 131_072, True)
+    assert config.quantization is not None
+    assert [getattr(config.quantization.of(name), "bits", 0) for name in ("model.embed_tokens", "lm_head")] == [8, 4]
+    with pytest.raises(ModelIncomplete, match="no text_config"):
+        parse_config(json.dumps(values | {"text_config": None}))
+    with pytest.raises(UnsupportedModel, match="'LlavaForConditionalGeneration'"):
+        parse_config(json.dumps(values | {"architectures": ["LlavaForConditionalGeneration"]}))
+
+
 @pytest.mark.parametrize(
     ("config", "generation", "ids"),
     [

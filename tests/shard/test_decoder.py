@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 uncapped": ("gemma2", {"attn_logit_softcapping": None, "attention_bias": True}),
     "gemma3": ("gemma3", {"tied": True, "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24}),
     "gemma3 ropes": ("gemma3", {"sliding_window": 5, "sliding_window_pattern": 3, "rope_parameters": GEMMA3_ROPES}),
+    "gemma3 that sees": ("gemma3 that sees", {"tied": True, "sliding_window": 6, "sharded": True}),
     "qwen3": ("qwen3", {"sharded": True}),
     "qwen3 tied": ("qwen3", {"tied": True, "head_dim": 32}),
     "qwen3 biases": ("qwen3", {"attention_bias": True}),
