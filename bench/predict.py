@@ -57,6 +57,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "llama", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 9,
         "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 50000, "tie_word_embeddings": False,
     },
+    "qwen3-moe-like": {
+        "model_type": "qwen3_moe", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000,
+        "num_experts": 24, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 
 
