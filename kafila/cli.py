@@ -122,6 +122,9 @@ def _whole_numbers(_context: click.Context, _option: click.Parameter, value: str
 @click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="0: no limit.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(0), default=0, help="End answers after so many tokens.")
+@click.option(
+    "--rolling-context", is_flag=True, help="A conversation that outgrows the context loses its oldest turns (/window)."
+)
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write what was measured to this file.")
 @click.option("--quiet", is_flag=True, help="No status lines.")
 @click.version_option(package_name="kafila")

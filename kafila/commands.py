@@ -110,7 +110,15 @@ def _api(options: dict[str, Any]) -> ApiSettings | None:
         raise UsageError(
             f"--api {where} can be reached from other machines: add --api-key KEY, which every request then needs"
         )
-    return ApiSettings(host, port, where is not None, key and key.strip(), _sampling(options), options["max_tokens"])
+    return ApiSettings(
+        host,
+        port,
+        where is not None,
+        key and key.strip(),
+        _sampling(options),
+        options["max_tokens"],
+        options["rolling_context"],
+    )
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:
@@ -209,7 +217,10 @@ class _Person:
         at_terminal = is_terminal()
         write, think = (_show, _show_thought) if at_terminal else (_write, None)
         most = self._options["max_tokens"]
-        self._chat = Chat(node, write, self._console, sampling, most, remember=at_terminal, think=think)
+        rolling = self._options["rolling_context"]
+        self._chat = Chat(
+            node, write, self._console, sampling, most, remember=at_terminal, think=think, rolling=rolling
+        )
         lines: Lines = PromptLines("> ", history_file()) if at_terminal else PipeLines(sys.stdin)
         if at_terminal:
             self._console.status("type a question; /help lists the commands")

@@ -18,12 +18,14 @@ from kafila.ring import schedule
 from kafila.ring.frames import Activation, Ask, Cancel, Edge, Stats, Text, decode_control, encode_control
 from kafila.ring.pace import Pace
 from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Started, Token, Verdict
+from kafila.rolling import Rolled, rolled
 from kafila.serve import BatchDone, Lately, Place, Said, Send, Stage, median
 from kafila.shard.worker import Forward, Forwarded, Result, Sample, Sampled
 from kafila.types import FinishReason, NodeId, Question, SpelledLogprobs, TokenLogprobs
 
 STATS_EVERY_S = 1.0
 """How often members hear the head's measurements while something is being answered."""
+_WAYS_OUT = "/reset it, leave out its oldest turns (/window on), or host with a larger --context"
 _STATS_WINDOW = 64
 """Decode batches a median is taken over: a few seconds of one answer."""
 
@@ -79,7 +81,7 @@ class _Answer:
     text: TextStream
     opening: str
     """Text of the answer's that the prompt ended with, not yet told."""
-    prompt_tokens: int
+    fitted: Rolled
     asked_at: float
     place: int = 0
     """In the queue, as it was told last."""
@@ -163,25 +165,25 @@ class Head(Stage):
     def _ask(self, ask: Ask, now: float) -> None:
         try:
             check(ask.question)
-            prompt = tuple(self._language.prompt(ask.question))
-            if not prompt:
+            fitted = rolled(ask.question, self._language.prompt, self.place.context)
+            if not fitted.prompt:
                 raise UsageError("there is nothing to continue: the prompt is empty")
         except KafilaError as error:
             self._refuse(ask, FinishReason.ERROR, str(error))
             return
         question = ask.question
         stop_ids = self._language.stop_ids
-        request = Request(ask.request, ask.asker, prompt, question.sampling, question.max_tokens, stop_ids)
+        request = Request(ask.request, ask.asker, fitted.prompt, question.sampling, question.max_tokens, stop_ids)
         match self._scheduler.submit(request):
             case Verdict.ACCEPTED:
-                opening = self._language.opening(prompt) if question.prompt is None else ""
+                opening = self._language.opening(fitted.prompt) if question.prompt is None else ""
                 stream = self._language.stream(question.stop)
-                self._answers[ask.request] = _Answer(ask, stream, opening, len(prompt), now)
+                self._answers[ask.request] = _Answer(ask, stream, opening, fitted, now)
                 self._tell_place(self._answers[ask.request])
             case Verdict.TOO_LONG:
                 text = (
-                    f"the conversation is {len(prompt)} tokens, and the session holds {self.place.context}: "
-                    "/reset it, or host with a larger --context"
+                    f"the conversation is {len(fitted.prompt)} tokens, and the session holds {self.place.context}: "
+                    f"{_WAYS_OUT}"
                 )
                 self._refuse(ask, FinishReason.CONTEXT, text)
             case Verdict.QUEUE_FULL:
@@ -212,13 +214,14 @@ class Head(Stage):
             answer.ask.request,
             answer.ask.asker,
             delta,
-            prompt_tokens=answer.prompt_tokens,
+            prompt_tokens=len(answer.fitted.prompt),
             reused_tokens=answer.reused_tokens,
             answer_tokens=answer.answer_tokens,
             queue_s=started - answer.asked_at,
             prefill_s=first - started,
             decode_s=max(answer.last_token_at - first, 0.0),
             logprobs=logprobs,
+            left_out=answer.fitted.left_out,
         )
 
     def _emit(self, text: Text) -> None:
@@ -268,7 +271,7 @@ class Head(Stage):
 
     def _finished(self, answer: _Answer, event: Finished) -> None:
         del self._answers[event.name]
-        full = f"the session's context of {self.place.context} tokens is full: /reset, or host with a larger --context"
+        full = f"the session's context of {self.place.context} tokens is full: {_WAYS_OUT}"
         note = full if event.reason is FinishReason.CONTEXT else ""
         self._emit(replace(self._told_so_far(answer, answer.text.finish()), finish=event.reason, note=note))
 

@@ -26,6 +26,7 @@ type a question and press Enter, Alt-Enter for a line break; Ctrl-C stops an ans
   /stats            what the last answer took, and where the time went
   /system TEXT      what the model is told before every conversation; without TEXT: nothing
   /temperature T    0 always takes the likeliest word; without T: says what it is
+  /window on|off    whether a conversation that outgrows the context loses its oldest turns; without: says
   /save FILE        write the conversation to a new file
   /reset            forget the conversation
   /help             this
@@ -88,12 +89,16 @@ class Chat:
     remember: bool = True
     think: Callable[[str], None] | None = None
     system: str = ""
+    rolling: bool = False
+    """Whether a conversation that outgrows the context loses its oldest turns."""
     messages: tuple[Message, ...] = ()
     took: Took | None = None
     _answering: trio.CancelScope | None = None
     _shown: list[str] = field(default_factory=list)
     _thought: bool = False
     """Whether thinking was shown last."""
+    _outgrown: int = 0
+    """How many of ``messages`` are asked with no more."""
 
     async def run(self, lines: Lines) -> None:
         """Until the lines end or somebody says /quit."""
@@ -128,10 +133,12 @@ class Chat:
                 self.console.status("the model will be told that first" if rest else "the model is told nothing first")
             case "/temperature":
                 self._temperature(rest)
+            case "/window":
+                self._window(rest)
             case "/save":
                 self._save(rest)
             case "/reset":
-                self.messages = ()
+                self.messages, self._outgrown = (), 0
                 self.console.status("the conversation is forgotten")
             case "/help":
                 self.write(HELP + "\n")
@@ -153,6 +160,15 @@ class Chat:
         except ValueError:
             self.console.error(f"{wish} is no number: /temperature 0.7, say")
 
+    def _window(self, wish: str) -> None:
+        if wish not in {"", "on", "off"}:
+            self.console.error(f"{wish} is neither on nor off")
+            return
+        if wish:
+            self.rolling, self._outgrown = wish == "on", 0
+        does = "loses its oldest turns" if self.rolling else "ends there"
+        self.console.status(f"a conversation that outgrows the context {does}")
+
     def _save(self, name: str) -> None:
         if not name:
             self.console.error("say where to: /save FILE")
@@ -160,7 +176,7 @@ class Chat:
         file = Path(name).expanduser()
         try:
             with file.open("x", encoding="utf-8") as saved:
-                for message in self._conversation():
+                for message in (*self._system(), *self.messages):
                     saved.write(f"## {message.role}\n\n{message.content.strip()}\n\n")
         except FileExistsError:
             self.console.error(f"{file} is there already: choose another name")
@@ -171,15 +187,19 @@ class Chat:
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    def _conversation(self, *new: Message) -> tuple[Message, ...]:
-        return (*conversation(*([("system", self.system)] if self.system else [])), *self.messages, *new)
+    def _system(self) -> tuple[Message, ...]:
+        return conversation(*([("system", self.system)] if self.system else []))
+
+    def _asked(self, turn: Message) -> Question:
+        messages = (*self._system(), *self.messages[self._outgrown :], turn)
+        return Question(messages, None, self.sampling, self.max_tokens, rolling=self.rolling)
 
     async def _question(self, line: str) -> None:
         turn = Message("user", line)
         self._shown, self._thought = [], False
         last: Text | None = None
         with trio.CancelScope() as self._answering:
-            last = await self._answer(Question(self._conversation(turn), None, self.sampling, self.max_tokens))
+            last = await self._answer(self._asked(turn))
         stopped = self._answering.cancelled_caught
         self._answering = None
         self.write("\n")
@@ -190,12 +210,15 @@ class Chat:
 
     async def _answer(self, question: Question) -> Text | None:
         """Show an answer as it comes; its last part."""
-        asked_at, first_text_s, last = trio.current_time(), 0.0, None
+        asked_at, first_text_s, last, left_out = trio.current_time(), 0.0, None, 0
         thoughts = ThinkSplitter()
         async with self.node.answer(question) as texts:
             async for text in texts:
                 if text.note and text.finish is None:
                     self.console.status(text.note)
+                if text.left_out > left_out:
+                    left_out = text.left_out
+                    self._leave_out(left_out)
                 if text.delta and not self._shown:
                     first_text_s = trio.current_time() - asked_at
                 if text.delta:
@@ -206,6 +229,10 @@ class Chat:
         if last is not None and self._shown:
             self.took = Took(last, first_text_s)
         return last
+
+    def _leave_out(self, messages: int) -> None:
+        self._outgrown += messages
+        self.console.status(f"the conversation outgrew the context: its oldest {messages} messages are left out")
 
     def _show(self, delta: str, thoughts: ThinkSplitter) -> None:
         if self.think is None:

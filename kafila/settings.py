@@ -50,6 +50,8 @@ class ApiSettings:
     """What every request has to bring; None, on loopback alone: nothing."""
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 0
+    rolling: bool = False
+    """Whether a conversation that is too long loses its oldest turns."""
 
 
 @dataclass(frozen=True, slots=True)

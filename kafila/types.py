@@ -234,6 +234,8 @@ class Question:
     """JSON list of the tools that the chat template tells the model of, as OpenAI writes them. Empty: none."""
     template_options: str = ""
     """JSON object of variables for the chat template (``enable_thinking`` and the like). Empty: none."""
+    rolling: bool = False
+    """Where the conversation is longer than the context, leave out its oldest turns (:mod:`kafila.rolling`)."""
 
 
 class FinishReason(Enum):

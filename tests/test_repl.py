@@ -171,3 +171,17 @@ def test_history_is_its_owners_alone(tmp_path: Path) -> None:
     file.touch(mode=0o644)
     PromptLines("> ", file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_a_window_rolls_when_it_is_wished_for(autojump_clock: MockClock) -> None:
+    ring = Ring("fine", end=Text("r", ME, "", FinishReason.STOP, left_out=2))
+    _, screen, chat = await talk(
+        ring, "one", "/window", "/window on", "two", "three", "/window off", "four", "/window x"
+    )
+    assert [question.rolling for question in ring.questions] == [False, True, True, False]
+    assert "a conversation that outgrows the context ends there" in screen.lines
+    assert "a conversation that outgrows the context loses its oldest turns" in screen.lines
+    assert sum("its oldest 2 messages are left out" in line for line in screen.lines) >= 2
+    assert [len(question.messages) for question in ring.questions][-2:] == [3, 7]
+    assert len(chat.messages) == 8
+    assert screen.errors == ["x is neither on nor off"]

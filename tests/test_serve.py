@@ -370,3 +370,16 @@ def test_who_waits_hears_when_the_queue_moves() -> None:
     assert places[0] == 3
     assert places == sorted(set(places), reverse=True)
     assert len(places) > 1
+
+
+def test_a_conversation_that_outgrew_the_context_is_answered_without_its_oldest_turns() -> None:
+    ring = Ring(2)
+    long = [("user", "a b c d e f g h"), ("assistant", "b c d e f g h a")] * 3
+    told = conversation(*long, ("user", "c d e"))
+    ring.stages[1].ask(Ask("1-0", node(1), Question(told, max_tokens=3)), 0.0)
+    ring.stages[1].ask(Ask("1-1", node(1), Question(told, max_tokens=3, rolling=True)), 0.0)
+    ring.run()
+    assert ring.finish("1-0") is FinishReason.CONTEXT
+    assert ring.texts["1-1"][-1].left_out == 4  # two quarters of 40 tokens have to go, in whole turns of 16
+    asked = " ".join(message.content for message in told[4:])
+    assert ring.answer("1-1") == solo(asked, 2, Sampling(), 3)

@@ -80,6 +80,7 @@ def _ending(last: Text | None) -> dict[str, Any]:
         "prompt_eval_duration": _nanoseconds(last.prefill_s),
         "eval_count": last.answer_tokens,
         "eval_duration": _nanoseconds(last.decode_s),
+        **({"left_out_messages": last.left_out} if last.left_out else {}),
     }
 
 

@@ -69,6 +69,7 @@ def _question(fields: Fields, defaults: Defaults, question: Question) -> Questio
         ),
         max_tokens=max(limit, 0),  # -1 and -2 are Ollama's ways to say no limit
         stop=options.texts("stop"),
+        rolling=fields.flag("truncate", default=defaults.rolling),
         template_options="" if think is None else json.dumps({"enable_thinking": bool(think)}),
     )
     seed = options.integer("seed", 0, -(2**63)) if "seed" in options else defaults.new_seed()

@@ -95,11 +95,13 @@ class _Choices:
         """The counts of all answers together; their prompt counts once for each question it was asked in."""
         texts = [choice.last for choice in self.all if choice.last is not None]
         prompt, answer = sum(text.prompt_tokens for text in texts), sum(text.answer_tokens for text in texts)
+        left_out = sum(text.left_out for text in texts)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": answer,
             "total_tokens": prompt + answer,
             "prompt_tokens_details": {"cached_tokens": sum(text.reused_tokens for text in texts)},
+            **({"left_out_messages": left_out} if left_out else {}),
         }
 
 

@@ -26,6 +26,8 @@ class Defaults:
     sampling: Sampling
     max_tokens: int
     new_seed: Callable[[], int]
+    rolling: bool = False
+    """Whether a conversation that is too long loses its oldest turns."""
 
 
 def read_chat(fields: Fields, served: str, defaults: Defaults) -> Asked:
@@ -45,6 +47,7 @@ def read_chat(fields: Fields, served: str, defaults: Defaults) -> Asked:
         stop=fields.texts("stop"),
         tools=tools,
         template_options=_template_options(fields),
+        rolling=_rolling(fields, defaults),
     )
     return Asked(
         variants(question, _seeds(fields, defaults)),
@@ -123,6 +126,16 @@ def _offered_tools(fields: Fields) -> tuple[str, frozenset[str]]:
         fields.refuse("tool_choice", "can be 'auto' or 'none': the model cannot be made to call a tool here")
     tools, names = read_tools(fields)
     return ("", frozenset()) if choice == "none" else (tools, names)
+
+
+def _rolling(fields: Fields, defaults: Defaults) -> bool:
+    """``truncation``, by the name and in the words of OpenAI's Responses interface."""
+    wish = fields.raw("truncation")
+    if wish not in (None, "auto", "disabled"):
+        fields.refuse(
+            "truncation", "can be 'auto' (a conversation that is too long loses its oldest turns) or 'disabled'"
+        )
+    return defaults.rolling if wish is None else wish == "auto"
 
 
 def _template_options(fields: Fields) -> str:

@@ -21,7 +21,7 @@ async def serve_api(settings: ApiSettings, engine: Engine, console: Console) -> 
     """Answer until cancelled. Raises UsageError when the address cannot be listened on."""
     listener = server.bind(settings.host, settings.port, fixed=settings.fixed)
     console.status(f"local API and page: {_url(settings, listener)}")
-    defaults = Defaults(settings.sampling, settings.max_tokens, lambda: secrets.randbits(62))
+    defaults = Defaults(settings.sampling, settings.max_tokens, lambda: secrets.randbits(62), settings.rolling)
     # The clock that people read: clients are told when an answer was made, and nothing waits for it.
     desk = Desk(engine, Metrics(engine), defaults, time.time, _new_id, time.time())
     await server.serve(make_app(desk), listener, Guard(settings.host, settings.key, _own_names()), console.error)

@@ -90,6 +90,8 @@ class Text:
     logprobs: tuple[SpelledLogprobs, ...] = ()
     """Of the tokens behind ``delta``, where they were asked for. A token whose text is still withheld (part of a
     character, perhaps of a stop string) may come before its text."""
+    left_out: int = 0
+    """Messages of the conversation that were left out so that it fits, where the question allowed that."""
 
 
 @dataclass(frozen=True, slots=True)

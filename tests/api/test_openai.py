@@ -241,6 +241,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"tools": TOOLS, "tool_choice": "required"}, 400, "tool_choice"),
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
     ({"functions": [{}]}, 400, "functions"),
+    ({"truncation": "some"}, 400, "truncation"),
 ]
 
 
@@ -299,6 +300,17 @@ async def test_a_full_context_is_a_length() -> None:
     async with interface(engine) as client:
         reply = await client.post("/v1/chat/completions", ASK)
     assert reply.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_oldest_turns_are_left_out_where_that_is_wished() -> None:
+    engine = ScriptedEngine([part("a"), part("", FinishReason.STOP, prompt_tokens=5, answer_tokens=1, left_out=4)])
+    async with interface(engine) as client:
+        reply = await client.post("/v1/chat/completions", {**ASK, "truncation": "auto"})
+        await client.post("/v1/chat/completions", {**ASK, "truncation": "disabled"})
+        await client.post("/v1/chat/completions", ASK)
+        told = await client.post("/api/chat", {"messages": ASK["messages"], "truncate": True, "stream": False})
+    assert [question.rolling for question in engine.questions] == [True, False, False, True]
+    assert reply.json["usage"]["left_out_messages"] == told.json["left_out_messages"] == 4
 
 
 async def test_before_the_session_serves() -> None:

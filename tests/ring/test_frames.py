@@ -49,6 +49,7 @@ questions = st.builds(
     st.lists(st.text(), max_size=3).map(tuple),
     st.text(),
     st.text(),
+    st.booleans(),
 )
 tops = st.lists(st.tuples(st.binary(max_size=4), seconds), max_size=3).map(tuple)
 logprobs = st.lists(st.builds(SpelledLogprobs, st.binary(max_size=4), seconds, tops), max_size=3).map(tuple)
@@ -92,6 +93,7 @@ controls: st.SearchStrategy[Control] = st.one_of(
         seconds,
         seconds,
         logprobs,
+        counts,
     ),
     st.builds(Cancel, st.text(), node_ids),
     st.builds(Stats, node_ids, st.lists(seconds).map(tuple), seconds),
