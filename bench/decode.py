@@ -38,7 +38,7 @@ from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, open_checkpoint
-from kafila.shard.ops import HeadWeights
+from kafila.shard.ops import BlockWeights, Experts, HeadWeights, Matrix
 from kafila.shard.schemes import SCHEMES, with_scheme
 from kafila.shard.torch_ops import TorchOps
 from kafila.shard.worker import Draws, Forward, Result, ShardWorker
@@ -78,10 +78,17 @@ class Ours:
         self.position += 1
 
 
+def matrices_of(weights: BlockWeights[Any]) -> list[Matrix[Any]]:
+    """A block's, in the order in which a token goes through them."""
+    if isinstance(weights.mlp, Experts):
+        raise SystemExit("give a model without experts: what a token reads of others is another each time")
+    return [weights.qkv, weights.o, weights.mlp.up_gate, weights.mlp.down]
+
+
 def floor_of(shard: Shard[Tensor], head: HeadWeights[Tensor], config: DecoderConfig) -> Callable[[], object]:
     """The shard's matrices, each applied to one row of its own."""
     widths = (config.hidden, config.heads * config.head_dim, config.hidden, config.intermediate)
-    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.mlp.up_gate, w.mlp.down)]
+    matrices = [matrix for w in shard.weights for matrix in matrices_of(w)]
     rows = [torch.randn(1, width) for width in widths]
     calls = [*zip(matrices, rows * len(shard.weights), strict=True), (head.unembedding, rows[0])]
 
@@ -172,7 +179,7 @@ def mlx_figures(checkpoint: Checkpoint, dtype: str, tokens: int) -> dict[str, fl
         raise SystemExit("the shard was to hold the head")
     widths = (config.hidden, config.heads * config.head_dim, config.hidden, config.intermediate)
     rows = [mx.random.normal((1, width)).astype(getattr(mx, dtype)) for width in widths]
-    matrices = [matrix for w in shard.weights for matrix in (w.qkv, w.o, w.mlp.up_gate, w.mlp.down)]
+    matrices = [matrix for w in shard.weights for matrix in matrices_of(w)]
     calls = [*zip(matrices, rows * len(shard.weights), strict=True), (shard.head.unembedding, rows[0])]
     ours = Ours(shard, dtype)
     for _ in range(PROMPT):

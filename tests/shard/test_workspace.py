@@ -36,9 +36,18 @@ LARGE: dict[str, Any] = {
 }
 
 
-def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int) -> Path:
+EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 24,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+}
+
+
+def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int, **config: Any) -> Path:
     """A checkpoint in bfloat16 with weights of one pattern, written without a tensor library."""
-    text = json.dumps({**LARGE, "num_hidden_layers": blocks, "tie_word_embeddings": tied, "hidden_size": hidden})
+    sizes = {"num_hidden_layers": blocks, "tie_word_embeddings": tied, "hidden_size": hidden}
+    text = json.dumps({**LARGE, **sizes, **config})
     (folder / "config.json").write_text(text)
     header: dict[str, Any] = {}
     end = 0
@@ -55,13 +64,18 @@ def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int) -> P
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
 @pytest.mark.parametrize(
-    ("dtype", "blocks", "tied", "hidden"),
-    [("bfloat16", 11, True, 1024), ("bfloat16", 8, False, 768), ("float32", 6, False, 1024)],
+    ("dtype", "blocks", "tied", "hidden", "config"),
+    [
+        ("bfloat16", 11, True, 1024, {}),
+        ("bfloat16", 8, False, 768, {}),
+        ("float32", 6, False, 1024, {}),
+        ("bfloat16", 4, True, 1024, EXPERTS),
+    ],
 )
 def test_nothing_takes_more_than_the_plan_admitted_and_little_less(
-    tmp_path: Path, dtype: str, blocks: int, tied: bool, hidden: int
+    tmp_path: Path, dtype: str, blocks: int, tied: bool, hidden: int, config: dict[str, Any]
 ) -> None:
-    folder = large_checkpoint(tmp_path, blocks, tied=tied, hidden=hidden)
+    folder = large_checkpoint(tmp_path, blocks, tied=tied, hidden=hidden, **config)
     command = [sys.executable, "-m", "tests.shard.memory_child", str(folder), dtype, "4", "640"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
