@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from kafila.errors import KafilaError
+from kafila.streams import steady_streams
 
 INTERRUPTED = 128 + signal.SIGINT
 """What a shell reports of a command that Ctrl-C ended."""
@@ -220,6 +221,7 @@ def rendezvous(bind: str, alt_address: str | None) -> None:
 
 def _run(command: Callable[[], None]) -> None:
     """Run a command; whatever goes wrong is one line and an exit code."""
+    steady_streams()
     try:
         code = _outcome(command)
     except BaseExceptionGroup as group:
@@ -242,7 +244,8 @@ def _outcome(command: Callable[[], None]) -> int:
 
 
 def _tell(error: KafilaError) -> int:
-    click.echo(click.style("error: ", fg="red") + str(error), err=True)
+    with contextlib.suppress(OSError):  # where standard error cannot be written, the exit code has to say it
+        click.echo(click.style("error: ", fg="red") + str(error), err=True)
     return error.exit_code
 
 

@@ -24,6 +24,7 @@ from kafila.members import machine_digest
 from kafila.node import Node, run_node
 from kafila.plan import Allocation, Objective
 from kafila.planning import Wishes
+from kafila.question import check, conversation
 from kafila.reachability import SYSTEM_ROUTERS
 from kafila.rendezvous_service import Alternate, serve
 from kafila.repl import Chat
@@ -32,7 +33,7 @@ from kafila.settings import ApiSettings, HostSettings, JoinSettings, NodeSetting
 from kafila.shard.devices import library_for
 from kafila.sharing import Sharing
 from kafila.trace import Recorder, Silence, TraceFile
-from kafila.types import Sampling
+from kafila.types import Question, Sampling
 from kafila.udp import TrioNetwork
 
 SWITCH_INTERVAL_S = 20e-6
@@ -64,7 +65,7 @@ def host_or_join(options: dict[str, Any]) -> None:
     )
     console = StderrConsole(quiet=options["quiet"])
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with terminal_kept(), _trace(options["trace"]) as recorder:
+    with terminal_kept(), _trace(options["trace"], console) as recorder:
         person = _Person(console, options)
 
         async def member() -> None:
@@ -122,7 +123,10 @@ def _api(options: dict[str, Any]) -> ApiSettings | None:
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:
-    return Sampling(options["temperature"], options["top_k"], options["top_p"], seed=options["seed"])
+    """Raises UsageError for what no question may have."""
+    sampling = Sampling(options["temperature"], options["top_k"], options["top_p"], seed=options["seed"])
+    check(Question(conversation(("user", "?")), sampling=sampling))
+    return sampling
 
 
 def _host(options: dict[str, Any], rendezvous: HostPort | None) -> HostSettings:
@@ -165,7 +169,7 @@ def _default_name() -> str:
 
 
 @contextlib.contextmanager
-def _trace(path: Path | None) -> Iterator[Recorder]:
+def _trace(path: Path | None, console: StderrConsole) -> Iterator[Recorder]:
     if path is None:
         yield Silence()
         return
@@ -173,8 +177,11 @@ def _trace(path: Path | None) -> Iterator[Recorder]:
         file = path.open("w", buffering=1)
     except OSError as error:
         raise UsageError(f"the trace cannot be written to {path}: {error.strerror}") from error
-    with file:
-        yield TraceFile(file)
+    try:
+        yield TraceFile(file, lambda why: console.error(f"the trace {path} ends here: {why}"))
+    finally:
+        with contextlib.suppress(OSError):  # told when it was written
+            file.close()
 
 
 class _Person:
@@ -235,10 +242,12 @@ def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read the answers has gone. Nothing more can be written, not even at exit.
+    except OSError as error:
+        # Whoever read the answers has gone, or a disk is full. Nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise KafilaError("nobody reads the answers any more: stdout is closed") from None
+        if isinstance(error, BrokenPipeError):
+            raise KafilaError("nobody reads the answers any more: stdout is closed") from None
+        raise KafilaError(f"the answers cannot be written to stdout: {error.strerror}") from None
 
 
 def _show(text: str) -> None:

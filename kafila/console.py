@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -40,6 +41,12 @@ def styled(text: str, **style: Any) -> str:
     return text if os.environ.get("NO_COLOR") else click.style(text, **style)
 
 
+def _echo(text: str, *, nl: bool = True) -> None:
+    """A line of a log on a full disk, or for a reader that has gone, is lost; the session is not."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True, nl=nl)
+
+
 class StderrConsole:
     """Lines on stderr; dim on a terminal, plain in a pipe or with NO_COLOR."""
 
@@ -53,7 +60,7 @@ class StderrConsole:
         """A fact; nothing when quiet."""
         if not self._quiet:
             self._clear()
-            click.echo(styled(line, dim=True), err=True)
+            _echo(styled(line, dim=True))
 
     def progress(self, line: str) -> None:
         """In place on a terminal; elsewhere a line now and then. Nothing when quiet."""
@@ -62,26 +69,26 @@ class StderrConsole:
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns - 1
             self._clear()
-            click.echo(styled(line[:width], dim=True), err=True, nl=False)
+            _echo(styled(line[:width], dim=True), nl=False)
             self._passing = True
         elif (now := time.monotonic()) >= self._told + PROGRESS_EVERY_S:
             self._told = now
-            click.echo(line, err=True)
+            _echo(line)
 
     def error(self, line: str) -> None:
         """What went wrong; shown even when quiet."""
         self._clear()
-        click.echo(styled("error: ", fg="red") + line, err=True)
+        _echo(styled("error: ", fg="red") + line)
 
     def invite(self, code: str) -> None:
         """The code, and the command that takes it; shown even when quiet."""
         self._clear()
-        click.echo(f"session code: {styled(code, bold=True)}", err=True)
-        click.echo(styled(f"friends join with: kafila-node --join {code}", dim=True), err=True)
+        _echo(f"session code: {styled(code, bold=True)}")
+        _echo(styled(f"friends join with: kafila-node --join {code}", dim=True))
 
     def _clear(self) -> None:
         if self._passing:
-            click.echo("\r\x1b[2K", err=True, nl=False)
+            _echo("\r\x1b[2K", nl=False)
             self._passing = False
 
 

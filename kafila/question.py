@@ -34,6 +34,8 @@ def check(question: Question) -> None:
 def _faults(question: Question) -> Iterator[str]:
     if (question.prompt is None) == (not question.messages):
         yield "a question is either a conversation of at least one message or a text to continue"
+    if not all(_is_text(text) for text in _texts(question)):
+        yield "the text has half a character in it (a surrogate without its other half): send whole ones"
     if question.max_tokens < 0:
         yield f"max_tokens is {question.max_tokens}; it counts tokens, 0 meaning no limit"
     if len(question.stop) > MAX_STOPS or any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in question.stop):
@@ -44,6 +46,21 @@ def _faults(question: Question) -> Iterator[str]:
         yield "template_options is no JSON object"
     if any(message.extra and not isinstance(_json(message.extra), dict) for message in question.messages):
         yield "a message's extra is no JSON object"
+
+
+def _texts(question: Question) -> Iterator[str]:
+    yield question.prompt or ""
+    yield from question.stop
+    for message in question.messages:
+        yield from (message.role, message.content)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _sampling_faults(sampling: Sampling) -> Iterator[str]:

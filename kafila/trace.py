@@ -14,7 +14,7 @@ them again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
 
@@ -34,15 +34,24 @@ class Silence:
 
 
 class TraceFile:
-    """Writes records to an open text file, which stays the caller's to close. Times count from the first record."""
+    """Writes records to an open text file, which stays the caller's to close. Times count from the first record.
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
+    A file that cannot be written any more ends the trace and nothing else; ``tell`` is told why, once."""
+
+    def __init__(self, file: IO[str], tell: Callable[[str], object] = str) -> None:
+        self._file: IO[str] | None = file
+        self._tell = tell
         self._began_at: float | None = None
 
     def record(self, what: str, now: float, facts: Mapping[str, Any]) -> None:
         """Append one line."""
+        if self._file is None:
+            return
         if self._began_at is None:
             self._began_at = now
         line = {"at_s": round(now - self._began_at, 6), "what": what, **facts}
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        except OSError as error:
+            self._file = None
+            self._tell(error.strerror or str(error))

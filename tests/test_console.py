@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 
 import pytest
@@ -49,3 +51,16 @@ def test_progress_on_a_terminal_stays_in_its_line(
 def test_quiet_means_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     StderrConsole(quiet=True).progress("one")
     assert not capsys.readouterr().err
+
+
+def test_what_cannot_be_told_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stderr", Full())
+    console = StderrConsole()
+    console.status("one")
+    console.progress("two")
+    console.error("three")
+    console.invite("four")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -263,3 +264,15 @@ def test_many_batches_are_thinned_out() -> None:
     stage = StageTimes("a", "0-3", 0.001, tuple(0.001 for _ in range(10 * MOST_DOTS)))
     assert 0.9 * MOST_DOTS <= svg([stage], "t").count("<circle") <= MOST_DOTS
     assert svg([StageTimes("a", "0-3", None, ())], "t").count("<circle") == 0
+
+
+def test_a_trace_that_cannot_be_written_any_more_ends_and_says_so_once() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    told: list[str] = []
+    recorder = TraceFile(Full(), told.append)
+    for _ in range(3):
+        recorder.record("path", 1.0, {})
+    assert told == ["No space left on device"]

@@ -75,6 +75,8 @@ class Specials:
     def encode(self, text: str, quoted: Quoted) -> list[int]:
         """The ids of ``text``, rendered from ``quoted``. Raises `ModelError` where a token was spelled and the
         tokenizer cannot be kept from reading it as one."""
+        # Escaped in a program's JSON, half a character may come as far as here; the tokenizer takes whole ones.
+        text = text.encode(errors="replace").decode()
         if not quoted.tokens:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         text = self._pattern.sub(lambda match: self._spellings[match[0]], text)

@@ -369,3 +369,9 @@ def test_a_thinking_tag_that_the_template_writes_is_part_of_the_answer(tmp_path:
     chat = ChatFormat.load(checkpoint(tmp_path / "model", chat_template=template), clock)
     prompt = chat.encode([{"role": "user", "content": "why <think>"}], variables={"opened": end})
     assert chat.opening(prompt) == opening
+
+
+def test_half_a_character_in_a_programs_json_is_a_question_mark(tmp_path: Path) -> None:
+    chat = ChatFormat.load(checkpoint(tmp_path, chat_template=DATED), clock)
+    halves = json.loads('[{"name": "\\ud800"}]')
+    assert chat.encode(SYSTEM, tools=halves) == chat.encode(SYSTEM, tools=[{"name": "?"}])
