@@ -11,7 +11,6 @@ an open browser does.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import platform
@@ -21,13 +20,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from sessions import Session, sessions
-
-from kafila.demo import default_folder
+from telling import command, tell
 
 TARGETS = {"sse_over_ring": ">=0.97"}
 TOKENS = 96
@@ -132,21 +129,13 @@ def measure(ring: Session, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
-    parser.add_argument("--rounds", type=int, default=3, help="times each of the four questions is asked both ways")
-    options = parser.parse_args()
+    options = command(__doc__, rounds=3).parse_args()
     blocks = json.loads((options.model / "config.json").read_text())["num_hidden_layers"]
     half = blocks // 2
     with sessions(options.model, [[half, blocks - half]], ["--max-tokens", str(TOKENS)]) as (ring,):
         figures = measure(ring, options.rounds)
     context = {"threads_a_process": 1, "pairs": options.rounds * len(PROMPTS), "python": platform.python_version()}
-    if options.json:
-        print(json.dumps({"name": "api", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:22} {value:8.3f}  {TARGETS.get(name, '')}")
+    tell("api", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ of rounds, each of which measures both sides one after the other.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 from collections.abc import Sequence
@@ -20,9 +18,8 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from asker import Asked, Asker, Heard, asker
+from telling import command, tell
 from tokenizers import Tokenizer
-
-from kafila.demo import default_folder
 
 TARGETS = {
     "gain_2_users": ">=1.8",
@@ -111,22 +108,14 @@ def measure(ring: Asker, single: Asker, prompts: Prompts, rounds: int) -> dict[s
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = command(__doc__, rounds=3).parse_args()
     with (
         asker(options.model, 2, threads=1, slots=max(USERS)) as ring,
         asker(options.model, 1, threads=2, slots=2) as single,
     ):
         figures = measure(ring, single, Prompts(options.model), options.rounds)
     context = {"threads_a_process": 1, "rounds": options.rounds, "python": platform.python_version()}
-    if options.json:
-        print(json.dumps({"name": "concurrency", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:30} {value:8.3f}  {TARGETS.get(name, '')}")
+    tell("concurrency", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import kafila.shard  # noqa: F401  # isort: skip  - before torch: it says how threads wait
 
-import argparse
-import json
 import platform
 import queue
 import statistics
@@ -25,15 +23,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  - torch's own name for it
 import transformers
+from telling import command, tell
 from torch import Tensor
 
-from kafila.demo import default_folder
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
@@ -271,9 +268,7 @@ def measure(
 
 def main(arguments: Sequence[str]) -> None:
     """Print one JSON object, or a table."""
-    parser = argparse.ArgumentParser(description="Decoding against transformers and against reading weights.")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
+    parser = command(__doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
     parser.add_argument("--tokens", type=int, default=48)
@@ -298,11 +293,7 @@ def main(arguments: Sequence[str]) -> None:
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
-    if options.json:
-        print(json.dumps({"name": "decode", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:44} {value:9.3f}  {TARGETS.get(name, '')}")
+    tell("decode", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":

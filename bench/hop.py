@@ -14,8 +14,6 @@ have there, so no task of the benchmark's own is counted.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import socket
@@ -27,6 +25,7 @@ from dataclasses import dataclass, field
 
 import trio
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from telling import command, tell
 
 from kafila.endpoint import Endpoint
 from kafila.ring.identity import make_identity
@@ -183,18 +182,11 @@ async def measure(rounds: int) -> tuple[dict[str, float], dict[str, object]]:
 
 def main(arguments: Sequence[str]) -> None:
     """Print one JSON object, or a table."""
-    parser = argparse.ArgumentParser(description="What one hop costs the processor, against sealed plain UDP.")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=150)
-    options = parser.parse_args(arguments)
+    options = command(__doc__, model=False, rounds=150).parse_args(arguments)
     figures, context = trio.run(measure, options.rounds)
-    if options.json:
-        print(json.dumps({"name": "hop", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    print(f"{'':20} quickest  target")
-    for name, value in figures.items():
-        print(f"{name:20} {value:8.2f}  {TARGETS.get(name, '')}")
-    print(f"floor {context['floor_us']} us, hop at 1452 {context['hop_us']} us, {context['rounds']} rounds")
+    tell("hop", figures, TARGETS, context, as_json=options.json)
+    if not options.json:
+        print(f"floor {context['floor_us']} us, hop at 1452 {context['hop_us']} us, {context['rounds']} rounds")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import kafila.shard  # noqa: F401  # isort: skip  - before torch: it says how threads wait
 
-import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -25,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from telling import command, tell
 from tokenizers import Tokenizer
 
-from kafila.demo import default_folder
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import logits_of
 from kafila.shard.formats import Affine
@@ -105,20 +103,14 @@ def measure(checkpoint: Checkpoint, dtype: str, threads: int) -> dict[str, float
 
 def main(arguments: Sequence[str]) -> None:
     """Print one JSON object, or a table."""
-    parser = argparse.ArgumentParser(description="Perplexity of a fixed text in few bits against bfloat16.")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
+    parser = command(__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args(arguments)
     checkpoint = open_checkpoint(options.model)
     figures = measure(checkpoint, options.dtype, options.threads)
     context: dict[str, Any] = {"model": checkpoint.name, "torch": torch.__version__, "window": WINDOW}
-    if options.json:
-        print(json.dumps({"name": "perplexity", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:36} {value:12.4f}  {TARGETS.get(name, '')}")
+    tell("perplexity", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":

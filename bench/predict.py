@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import kafila.shard  # noqa: F401  # isort: skip  - before torch: it says how threads wait
 
-import argparse
 import importlib.util
-import json
 import platform
 import statistics
 import sys
@@ -28,8 +26,8 @@ from typing import Any
 
 import torch
 import transformers
+from telling import command, tell
 
-from kafila.demo import default_folder
 from kafila.plan.cost import Limits, Tier, price, to_seconds
 from kafila.plan.members import Member
 from kafila.shard.cache import KvCache
@@ -189,9 +187,7 @@ def figures_of(found: Sequence[Outcome], groups: dict[str, list[Outcome]]) -> di
 
 def main(arguments: Sequence[str]) -> None:
     """Print one JSON object, or a table."""
-    parser = argparse.ArgumentParser(description="Predicted stage times against measured ones.")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
+    parser = command(__doc__)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--backends", nargs="+", default=["torch", "mlx"])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
@@ -215,11 +211,7 @@ def main(arguments: Sequence[str]) -> None:
         for one in found:
             print(f"{one.name:44} {'head' if one.head else '':4} {one.predicted_s * 1e3:8.2f} ms predicted, "
                   f"{one.measured_s * 1e3:8.2f} ms measured, {one.error:+.1%}", file=sys.stderr)  # fmt: skip
-    if options.json:
-        print(json.dumps({"name": "predict", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for key, value in figures.items():
-        print(f"{key:44} {value:9.3f}  {TARGETS.get(key, '')}")
+    tell("predict", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":

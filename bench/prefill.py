@@ -12,19 +12,17 @@ from __future__ import annotations
 import kafila.shard  # noqa: F401  # isort: skip  - before torch: it says how threads wait
 
 import argparse
-import json
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from telling import command, tell
 
-from kafila.demo import default_folder
 from kafila.ring.pace import Pace
 from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
@@ -106,9 +104,7 @@ def measure(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, fl
 
 def main(arguments: Sequence[str]) -> None:
     """Print one JSON object, or a table."""
-    parser = argparse.ArgumentParser(description="A long prompt against transformers.")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
+    parser = command(__doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--tokens", type=int, default=1024)
@@ -127,11 +123,7 @@ def main(arguments: Sequence[str]) -> None:
         "processor": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
     }
-    if options.json:
-        print(json.dumps({"name": "prefill", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:44} {value:9.3f}  {TARGETS.get(name, '')}")
+    tell("prefill", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":

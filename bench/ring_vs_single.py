@@ -9,16 +9,13 @@ is the median of the pairs. ``rest_of_circuit_ms`` is what a token spends betwee
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import statistics
-from pathlib import Path
 from typing import Any
 
 from sessions import Session, sessions
-
-from kafila.demo import default_folder
+from telling import command, tell
 
 TARGETS = {"ring_over_single": ">=0.9"}
 TOKENS = 96
@@ -48,11 +45,7 @@ def between_stages_ms(session: Session) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
-    parser.add_argument("--rounds", type=int, default=3, help="times each of the four questions is asked of both")
-    options = parser.parse_args()
+    options = command(__doc__, rounds=3).parse_args()
     blocks = json.loads((options.model / "config.json").read_text())["num_hidden_layers"]
     half = blocks // 2
     pairs = []
@@ -72,11 +65,7 @@ def main() -> None:
         "rest_of_circuit_ms": gap_ms,
     }
     context = {"threads_a_process": 1, "pairs": len(pairs), "python": platform.python_version()}
-    if options.json:
-        print(json.dumps({"name": "ring_vs_single", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:22} {value:8.3f}  {TARGETS.get(name, '')}")
+    tell("ring_vs_single", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":

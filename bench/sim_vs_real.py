@@ -9,7 +9,6 @@ nothing that was measured while serving. ``sim_over_real_*`` compares tokens a s
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -26,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # the simulator of this c
 import hop
 import trio
 from sessions import Session
+from telling import command, tell
 
-from kafila.demo import default_folder
 from kafila.types import ModelManifest
 from sims.fleet.device import Device
 from sims.fleet.place import Net
@@ -123,11 +122,7 @@ def simulated(
 
 def main() -> None:
     """Measure, simulate, and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
-    parser.add_argument("--rounds", type=int, default=2, help="times each of the four questions is asked")
-    options = parser.parse_args()
+    options = command(__doc__, rounds=2).parse_args()
     model = load_model(str(options.model))
     edge_s = trio.run(hop_s, model.hidden_bytes)
     figures: dict[str, float] = {"hop_ms": edge_s * 1e3}
@@ -147,13 +142,10 @@ def main() -> None:
             "served": [round(time_s * 1e3, 2) for time_s in measured_s(records)],
         }
     figures["worst_off"] = max(abs(figures[f"sim_over_real_{members}"] - 1) for members in (2, 3))
-    if options.json:
-        print(json.dumps({"name": "sim_vs_real", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:22} {value:8.3f}  {TARGETS.get(name, '')}")
-    for name, stages in context.items():
-        print(f"{name:22} {stages}")
+    tell("sim_vs_real", figures, TARGETS, context, as_json=options.json)
+    if not options.json:
+        for name, stages in context.items():
+            print(f"{name:22} {stages}")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,13 @@ longest, the second turn's time to the first token over the first's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import statistics
-from pathlib import Path
 
 from asker import Asked, Asker, asker
 from concurrency import Prompts
-
-from kafila.demo import default_folder
+from telling import command, tell
 
 TARGETS = {"computed_over_new_tokens": "<=1.1", "longest_over_shortest": "<=2.5"}
 LENGTHS = (256, 512, 1024, 2048)
@@ -39,11 +36,7 @@ def turns(ring: Asker, text: str) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--model", type=Path, default=default_folder())
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = command(__doc__, rounds=3).parse_args()
     blocks = json.loads((options.model / "config.json").read_text())["num_hidden_layers"]
     half = blocks // 2
     prompts = Prompts(options.model)
@@ -63,11 +56,7 @@ def main() -> None:
     }
     figures = {name: round(value, 3) for name, value in figures.items()}
     context = {"threads_a_process": 1, "rounds": options.rounds, "python": platform.python_version()}
-    if options.json:
-        print(json.dumps({"name": "turns", "figures": figures, "targets": TARGETS, "context": context}))
-        return
-    for name, value in figures.items():
-        print(f"{name:30} {value:9.3f}  {TARGETS.get(name, '')}")
+    tell("turns", figures, TARGETS, context, as_json=options.json)
 
 
 if __name__ == "__main__":
