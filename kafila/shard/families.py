@@ -102,7 +102,13 @@ FAMILIES = {
     ),
     "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, mlp_bias=False, windows=Windows.BY_FLAG),
     "Qwen3ForCausalLM": Family(qk_norm=True, mlp_bias=False, windows=Windows.BY_FLAG, defaults={"head_dim": 128}),
-    "Qwen3MoeForCausalLM": Family(qk_norm=True, mlp_bias=False, windows=Windows.BY_FLAG, experts=True),
+    "Qwen3MoeForCausalLM": Family(
+        qk_norm=True,
+        mlp_bias=False,
+        windows=Windows.BY_FLAG,
+        experts=True,
+        defaults={"num_key_value_heads": 4, "sliding_window": 4096, "max_position_embeddings": 32768},
+    ),
     "Gemma2ForCausalLM": Family(
         mlp_bias=False,
         windows=Windows.BY_BLOCK,

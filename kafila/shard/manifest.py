@@ -113,6 +113,18 @@ def stacks_experts(config: DecoderConfig) -> bool:
     return config.quantization is not None and config.quantization.stored
 
 
+def typical_block(config: DecoderConfig) -> int:
+    """The first block, or the first with experts."""
+    return 0 if config.experts is None else config.experts.sparse.index(True)
+
+
+def mlp_weight(config: DecoderConfig, name: str) -> str:
+    """The tensor called ``name`` (``up_proj``) of the typical block's MLP, or of its first expert."""
+    expert = STACKED if stacks_experts(config) else f"{EXPERTS}0."
+    within = "mlp." if config.experts is None else expert
+    return f"model.layers.{typical_block(config)}.{within}{name}.weight"
+
+
 def head_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Name and plain shape of the head's tensors: embedding, final norm, and the unembedding unless it is tied."""
     shapes: dict[str, tuple[int, ...]] = {

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
-from kafila.shard.experts import EXPERTS, STACKED, ExpertShape
+from kafila.shard.experts import ExpertShape
 from kafila.shard.formats import Affine
 from kafila.shard.load import build_block
 from kafila.shard.manifest import (
@@ -29,8 +29,9 @@ from kafila.shard.manifest import (
     UNEMBEDDING,
     block_bytes,
     block_tensors,
+    mlp_weight,
     model_manifest,
-    stacks_experts,
+    typical_block,
     weight_format,
 )
 from kafila.shard.ops import BlockWeights, HeadWeights, HostMatrix, HostTensor, Ops, QuantizedTensor
@@ -121,7 +122,7 @@ def build_rig(ops: Ops[T], config: DecoderConfig, clock: Clock, last_level_cache
         took_s = timed(lambda: ops.matrix([random.matrix(trial, config.hidden, form)], None), clock)
         weights_per_s = trial * config.hidden / took_s if took_s > 0 else math.inf
         shape = narrowed(config, max(LEAST_WEIGHTS, weights_per_s * BLOCKS_S / 2))
-        index, item = probed_block(shape), DTYPE_BYTES[ops.dtype]
+        index, item = typical_block(shape), DTYPE_BYTES[ops.dtype]
         sizes = replace(model_manifest("probe", shape, ops.dtype), block_bytes=block_bytes(shape, index, item))
         until = clock() + BLOCKS_S
         blocks = _build_blocks(ops, shape, block_count(sizes.block_bytes, last_level_cache), until, clock, random)
@@ -177,18 +178,6 @@ def _fewer(experts: ExpertShape, count: int) -> ExpertShape:
     return replace(experts, count=count, active=count)
 
 
-def probed_block(config: DecoderConfig) -> int:
-    """The block whose shapes are measured: the first, or the first with experts."""
-    return 0 if config.experts is None else config.experts.sparse.index(True)
-
-
-def mlp_weight(config: DecoderConfig, name: str) -> str:
-    """The tensor of the probed block's MLP, or of its first expert, called ``name`` (``up_proj``)."""
-    expert = STACKED if stacks_experts(config) else f"{EXPERTS}0."
-    within = "mlp." if config.experts is None else expert
-    return f"model.layers.{probed_block(config)}.{within}{name}.weight"
-
-
 def _whole_groups(size: int) -> int:
     """At most ``size``, and such that quantized groups fit where they fitted before."""
     return size // _GROUP * _GROUP or size
@@ -213,7 +202,7 @@ def cache_bytes(root: Path = Path("/")) -> int:
 
 def block_weights(config: DecoderConfig) -> int:
     """Numbers in the block that is probed."""
-    return sum(prod(shape) for shape in block_tensors(config, probed_block(config)).values())
+    return sum(prod(shape) for shape in block_tensors(config, typical_block(config)).values())
 
 
 class _Random:
@@ -256,10 +245,10 @@ class _RandomBlock:
     random: _Random
 
     def tensor(self, name: str) -> HostTensor:
-        return self.random.tensor(self.shapes[f"model.layers.{probed_block(self.config)}.{name}"])
+        return self.random.tensor(self.shapes[f"model.layers.{typical_block(self.config)}.{name}"])
 
     def matrix(self, module: str) -> HostMatrix:
-        return self._matrix(f"model.layers.{probed_block(self.config)}.{module}.weight")
+        return self._matrix(f"model.layers.{typical_block(self.config)}.{module}.weight")
 
     def expert(self, index: int, name: str) -> HostMatrix:  # noqa: ARG002  - they are all alike
         return self._matrix(mlp_weight(self.config, name))
@@ -273,7 +262,7 @@ def _build_blocks(
     ops: Ops[T], config: DecoderConfig, most: int, until: float, clock: Clock, random: _Random
 ) -> list[BlockWeights[T]]:
     """Up to ``most``, one after the other while there is time."""
-    weights = _RandomBlock(block_tensors(config, probed_block(config)), config, random)
+    weights = _RandomBlock(block_tensors(config, typical_block(config)), config, random)
     build = partial(build_block, ops, config, weights, sparse=config.experts is not None)
     blocks = [build()]
     while len(blocks) < most and clock() < until:

@@ -10,6 +10,7 @@ import transformers
 
 from kafila.errors import ModelIncomplete, UnsupportedModel
 from kafila.shard.config import parse_config
+from kafila.shard.experts import ExpertShape
 from kafila.shard.rope import LinearRope, Llama3Rope, Rope
 
 LLAMA: dict[str, Any] = {
@@ -64,6 +65,26 @@ def test_absent_keys_mean_what_transformers_means(family: str) -> None:
     assert ours.qkv_bias == (family == "Qwen2")
     assert not ours.o_bias
     assert ours.windows == (None,) * 4
+
+
+def test_what_qwen3_moe_means_where_it_is_silent() -> None:
+    theirs = transformers.Qwen3MoeConfig()
+    silent = {"architectures": ["Qwen3MoeForCausalLM"], "num_key_value_heads": None, "max_position_embeddings": None}
+    ours = _parse(silent)
+    assert ours.experts == ExpertShape(
+        count=theirs.num_experts,
+        active=theirs.num_experts_per_tok,
+        intermediate=theirs.moe_intermediate_size,
+        normalised=theirs.norm_topk_prob,
+        sparse=(True,) * 4,
+    )
+    assert (ours.kv_heads, ours.max_context) == (theirs.num_key_value_heads, theirs.max_position_embeddings)
+    assert (ours.qk_norm, ours.head_dim, ours.windows) == (True, 64 // 4, (None,) * 4)
+    assert _parse({**silent, "use_sliding_window": True, "max_window_layers": 3}).windows == (4096,) * 4
+    assert _parse({**silent, "decoder_sparse_step": 5}).experts is None
+    for wrong in ({"mlp_only_layers": "0"}, {"mlp_only_layers": [None]}, {"num_experts": 7}):
+        with pytest.raises(ModelIncomplete):
+            _parse({**silent, **wrong})
 
 
 def test_biases_follow_the_family_or_its_flags() -> None:
