@@ -312,10 +312,10 @@ class Head(Stage):
         circuit = self._circuits.pop(result.batch)
         batch = circuit.batch
         stage_s = (circuit.own_s + result.stage_s, *(hop / 1e6 for hop in circuit.hop_us))
-        decode = all(segment.length == 1 for segment in batch.segments)
+        decode = all(segment.length == 1 and segment.sample for segment in batch.segments)
         done = BatchDone(batch.number, len(batch.tokens), decode, stage_s, now - circuit.began_at)
         self._events.append(done)
-        self._pace.record(done.rows, stage_s, done.circuit_s, decode=decode)
+        self._pace.record(batch.segments, stage_s, done.circuit_s)
         if decode:
             self._lately.append((stage_s, done.circuit_s))
         for name, logprobs in zip(self._scheduler.riders(result.batch), result.logprobs, strict=False):

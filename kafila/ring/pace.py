@@ -9,9 +9,10 @@ after
 and the ring yields q / gap(m) tokens a second: the paper's min(1/bottleneck, q/circuit) for rows that are worth a batch
 each. The fewest rows a batch keep every stage at work; one batch saves reading. Which is better, times decide.
 
-A chunk of a prompt makes every batch longer that it rides in. While answers run it is the longest that keeps their gap
-within ``MAX_STRETCH`` of what it is without; while none does, the one by which the prompt is done first: short chunks
-fill the stages sooner, long ones read weights less often.
+A chunk of a prompt makes every batch longer that it rides in. While answers run it is as long as keeps their gap within
+``MAX_STRETCH`` of what it is without, at the place in the prompt that it comes from (:mod:`kafila.ring.chunks`), and
+now and then a batch goes without one, so that what is usual is known as it is now. While none runs, it is the one by
+which the prompt is done first: short chunks fill the stages sooner, long ones read weights less often.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from kafila.ring.chunks import ChunkCosts
+from kafila.types import Segment
 
 MAX_STRETCH = 2.5
-"""What a chunk may make of a running answer's gap. The promise is 4; a chunk's cost also grows with its place in the
-prompt, and machines do other things."""
+"""What chunks may make of a running answer's gap. The promise is 4: machines do other things."""
+MAX_MEETING = 3.0
+"""And of the one gap in which several batches of answers, each longer than before, are not evenly apart yet."""
 CHUNKS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens a chunk may have: beyond 512 rows matrix work is as quick as it gets on any device."""
+_BESIDE = (1, 2, 3, *CHUNKS)
+"""And beside running answers, where a row more may be all there is time for."""
 FIRST_CHUNK = 64
 """Where several stages work and nothing was measured; one stage takes the longest."""
 MAX_BATCHES = 16
@@ -38,8 +45,28 @@ _SLOWLY = 1 / 2048
 """How fast what lies between the stages is believed to have grown: a path that became slower is noticed in minutes."""
 _LOOK_EVERY = 4
 """Batches between two looks at the times: deciding costs as much as a small model's block, and changes little."""
+_WORTH_IT = 1.5
+"""What another batch on its way must add to a prompt's speed: it is one more to wait behind, should it be late."""
+_INSTANT_S = 1e-9
+"""No batch is quicker."""
 _BETTER = 0.95
 """A change of course must promise a gap shorter by this, or noise would change it all the time."""
+
+
+_USUAL_FROM = 3
+"""Batches of answers alone before a chunk joins any: the first ones are slower than is usual."""
+_REFRESH, _REFRESH_CRAMPED = 32, 4
+"""Batches with a chunk before one goes without; fewer where no chunk seems to fit, for then the usual may be out of
+date."""
+
+
+class Reading(NamedTuple):
+    """How to read a prompt in."""
+
+    batches: int
+    """That may be on their way meanwhile."""
+    tokens: int
+    """Of prompts that may ride in one batch; 0: none in this one."""
 
 
 class Pacing(Protocol):
@@ -49,16 +76,13 @@ class Pacing(Protocol):
         """Into how many batches to divide ``answers`` running ones."""
         ...
 
-    def chunk(self, answers: int, prompt_tokens: int) -> int:
-        """How many tokens of prompts may ride in one batch; ``prompt_tokens`` is the longest prompt."""
+    def reading(self, answers: int, prompt_tokens: int, start: int) -> Reading:
+        """How a prompt is read in beside so many answers; ``prompt_tokens`` is the longest one, ``start`` the place
+        that the next chunk comes from."""
         ...
 
-    def prefill_batches(self, answers: int) -> int:
-        """How many batches may be on their way while a prompt is read in."""
-        ...
-
-    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float, *, decode: bool) -> None:
-        """A batch of ``rows`` has been round; ``decode``: one of each of so many answers."""
+    def record(self, segments: Sequence[Segment], stage_s: Sequence[float], circuit_s: float) -> None:
+        """A batch has been round; ``stage_s`` has one entry a stage."""
         ...
 
 
@@ -112,6 +136,11 @@ class Pace:
         """By the number of answers in a batch that has one token of each and nothing else."""
         self._rows = _Costs()
         """By the number of rows, chunks among them: those attend to one another and not each to a conversation."""
+        self._chunks = ChunkCosts(self._answers_s)
+        self._alone_seen = 0
+        """Batches that had one token of each of some answers and nothing else."""
+        self._since_alone = 0
+        """Batches of answers with a chunk since then."""
         self._measured = False
         self._between_s: float | None = None
         """Of a circuit, what is no stage's: links, and handing over."""
@@ -120,10 +149,19 @@ class Pace:
         """Since the last look at the times."""
         self._until_look = 0
 
-    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float, *, decode: bool) -> None:
-        """A batch of ``rows`` has been round; ``stage_s`` has one entry a stage."""
-        new = self._answers.record(rows, stage_s) if decode else False
-        if not decode or rows == 1:
+    def record(self, segments: Sequence[Segment], stage_s: Sequence[float], circuit_s: float) -> None:
+        """A batch has been round; ``stage_s`` has one entry a stage."""
+        chunks = [segment for segment in segments if segment.length > 1 or not segment.sample]
+        rows, answers = sum(segment.length for segment in segments), len(segments) - len(chunks)
+        new = False
+        if not chunks:
+            new = self._answers.record(rows, stage_s)
+            self._alone_seen += 1
+            self._since_alone = 0
+        elif answers:
+            self._since_alone += 1
+            self._chunks.record(answers, rows - answers, max(chunk.start for chunk in chunks), stage_s)
+        if chunks or rows == 1:
             new |= self._rows.record(rows, stage_s)
         between_s = max(circuit_s - sum(stage_s), 0.0)
         if self._between_s is None or between_s < self._between_s:
@@ -172,27 +210,45 @@ class Pace:
             self._course[answers] = course
         return course
 
-    def chunk(self, answers: int, prompt_tokens: int) -> int:
-        """How many tokens of prompts may ride in one batch; ``prompt_tokens`` is the longest prompt."""
-        return self._once((answers, prompt_tokens), lambda: self._best_chunk(answers, prompt_tokens))
+    def reading(self, answers: int, prompt_tokens: int, start: int) -> Reading:
+        """How a prompt is read in: with nobody running, so that no stage waits; beside answers, so much at a time that
+        they hardly do."""
+        if answers:
+            return self._beside(answers, start)
+        batches = min(2 * self._stages, MAX_BATCHES) if self._stages > 1 else 1
+        return Reading(batches, self._once((0, prompt_tokens), lambda: self._best_chunk(prompt_tokens)))
 
-    def _best_chunk(self, answers: int, prompt_tokens: int) -> int:
+    def _best_chunk(self, prompt_tokens: int) -> int:
         if not self._measured:
             return FIRST_CHUNK if self._stages > 1 else CHUNKS[-1]
-        if not answers:
-            return min(CHUNKS, key=lambda size: (self._prompt_s(size, prompt_tokens), -size))
-        batches = self.batches(answers)
-        allowed = MAX_STRETCH * self._answers_gap_s(answers, batches)
-        most, crowd = _divided(answers, batches)[0], max(batches, self._stages)
-        fitting = (size for size in CHUNKS if self._gap_s([self._rows_s(most + size)] * crowd) <= allowed)
-        return max(fitting, default=CHUNKS[0])
+        return min(CHUNKS, key=lambda size: (self._prompt_s(size, prompt_tokens), -size))
 
-    def prefill_batches(self, answers: int) -> int:
-        """How many batches may be on their way while a prompt is read in: so many that no stage waits; beside running
-        answers, which would wait for every one of them, no more than there are stages."""
-        if answers:
-            return max(self.batches(answers), self._stages)
-        return min(2 * self._stages, MAX_BATCHES) if self._stages > 1 else 1
+    def _beside(self, answers: int, start: int) -> Reading:
+        """The most tokens a second that keep the answers' gap; where nothing does, few tokens, for a prompt has to end.
+
+        Behind the one batch of all answers others may follow that are chunks alone. Fewer of them leave room for longer
+        chunks, which is better where a chunk's cost is mostly what it reads. Between several batches of answers there
+        are none: those would have to wait for them whenever they are not evenly apart.
+        """
+        batches = self.batches(answers)
+        if self._alone_seen < _USUAL_FROM or self._since_alone >= _REFRESH:
+            return Reading(batches, 0)
+        usual_s = self._answers_s(_divided(answers, batches)[0])
+        usual_gap_s = self._answers_gap_s(answers, batches, hopeful=True)
+        longest = self._chunks.longest(start)
+        best, most = Reading(batches, min(max(longest, _BESIDE[0]), CHUNKS[0])), -1.0
+        for size in (size for size in _BESIDE if size <= longest):
+            added_s = self._chunks.added_s(size, start)
+            stage_s = tuple(map(sum, zip(usual_s, added_s, strict=True)))
+            meeting_s = (batches - 1) * max(added_s)
+            for crowd in range(batches, (self._stages if batches == 1 else batches) + 1):
+                gap_s = self._gap_s([stage_s] * crowd)
+                fits = gap_s <= MAX_STRETCH * usual_gap_s and gap_s + meeting_s <= MAX_MEETING * usual_gap_s
+                if fits and crowd * size >= most * gap_s * (_WORTH_IT if crowd > best.batches else 1.0):
+                    best, most = Reading(crowd, size), crowd * size / max(gap_s, _INSTANT_S)
+        if longest and most < 0 and self._since_alone >= _REFRESH_CRAMPED:
+            return Reading(batches, 0)
+        return best
 
     def _once(self, question: tuple[int, ...], decide: Callable[[], int]) -> int:
         """A decision stands until the times are looked at again."""

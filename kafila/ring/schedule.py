@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
-from kafila.ring.pace import Pacing
+from kafila.ring.pace import Pacing, Reading
 from kafila.types import FinishReason, History, NodeId, Sampling, Segment
 
 MAX_WAITING = 64
@@ -204,20 +204,31 @@ class Scheduler:
         reading = [running for running in self._running.values() if running.left > 1]
         answers = len(self._running) - len(reading)
         batches = self._pace.batches(answers)
-        if reading and len(self._in_flight) >= self._pace.prefill_batches(answers):
-            return None
-        if not reading and self._awaited >= batches:
-            return None
+        how = self._how_to_read(reading, answers)
+        parts: list[tuple[_Running, int]] = []
+        if self._awaited < batches or len(self._in_flight) < how.batches:
+            parts = self._answers_due(answers, batches)
+        if reading and len(self._in_flight) < how.batches and (parts or not answers or self._chunk_on_its_way):
+            parts += _chunk(reading, how.tokens, alike=answers > 0)
+        return self._dispatch(parts) if parts else None
+
+    def _how_to_read(self, reading: Sequence[_Running], answers: int) -> Reading:
+        if not reading:
+            return Reading(0, 0)
+        longest = max(len(running.tokens) - running.reused for running in reading)
+        return self._pace.reading(answers, longest, reading[0].fed)
+
+    def _answers_due(self, answers: int, batches: int) -> list[tuple[_Running, int]]:
+        """Their share of the next batch."""
         parts = [(running, 1) for running in self._running.values() if running.left == 1]
         to_come = max(batches - self._awaited, 1)
-        parts = parts[: min(-(-len(parts) // to_come), -(-answers // batches))]
-        if reading:
-            room = self._pace.chunk(answers, max(len(running.tokens) - running.reused for running in reading))
-            for running in reading:
-                if room > 0:
-                    parts.append((running, min(running.left, room)))
-                    room -= parts[-1][1]
-        return self._dispatch(parts) if parts else None
+        return parts[: min(-(-len(parts) // to_come), -(-answers // batches))]
+
+    @property
+    def _chunk_on_its_way(self) -> bool:
+        """Only behind one does a chunk leave without an answer: the first would meet answers that are just back, and
+        make them wait for it at the first stage and once more at each that it is ahead of them."""
+        return any(not wanted for riders in self._in_flight.values() for _, wanted in riders)
 
     @property
     def _awaited(self) -> int:
@@ -309,6 +320,17 @@ class Scheduler:
     def next_event(self) -> Event | None:
         """What happened, in order; None when all is told."""
         return self._events.popleft() if self._events else None
+
+
+def _chunk(reading: Sequence[_Running], room: int, *, alike: bool) -> list[tuple[_Running, int]]:
+    """Tokens of prompts for one batch; ``alike``: of none that has come further than the first, which ``room`` is
+    for."""
+    parts = []
+    for running in reading:
+        if room > 0 and not (alike and running.fed > reading[0].fed):
+            parts.append((running, min(running.left, room)))
+            room -= parts[-1][1]
+    return parts
 
 
 def _histories(riders: Sequence[tuple[_Running, bool]]) -> tuple[History, ...]:

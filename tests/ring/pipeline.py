@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kafila.ring.pace import Pacing
+from kafila.ring.pace import Pacing, Reading
 from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Token
+from kafila.types import Segment
 
 
 @dataclass(frozen=True)
@@ -20,23 +21,26 @@ class Fixed:
     def batches(self, answers: int) -> int:
         return self.in_flight
 
-    def chunk(self, answers: int, prompt_tokens: int) -> int:
-        return self.chunk_tokens
+    def reading(self, answers: int, prompt_tokens: int, start: int) -> Reading:
+        return Reading(self.in_flight, self.chunk_tokens)
 
-    def prefill_batches(self, answers: int) -> int:
-        return self.in_flight
-
-    def record(self, rows: int, stage_s: Sequence[float], circuit_s: float, *, decode: bool) -> None:
+    def record(self, segments: Sequence[Segment], stage_s: Sequence[float], circuit_s: float) -> None:
         """Nothing is learnt."""
 
 
 @dataclass
 class Pipeline:
-    """``stage_s``: what each stage takes for so many rows. ``hop_s`` lies between any two and before the first."""
+    """``stage_s``: what each stage takes for so many rows. ``hop_s`` lies between any two and before the first.
+
+    Attention costs every stage ``read_s`` for each token in the cache of a conversation that rides, and ``pair_s`` for
+    each of its rows and each token that the row looks back at.
+    """
 
     pace: Pacing
     stage_s: Sequence[Callable[[int], float]]
     hop_s: float = 0.0
+    read_s: float = 0.0
+    pair_s: float = 0.0
     slots: int = 16
     context: int = 8192
     now: float = 0.0
@@ -61,19 +65,23 @@ class Pipeline:
             if not self._back:
                 return
             self.now, _, batch, stage_s, began = heapq.heappop(self._back)
-            decode = all(segment.length == 1 for segment in batch.segments)
-            self.pace.record(len(batch.tokens), stage_s, self.now - began, decode=decode)
+            self.pace.record(batch.segments, stage_s, self.now - began)
             self.scheduler.completed(batch.number, [1 if segment.sample else None for segment in batch.segments])
             self._hear()
 
     def _send(self, batch: Batch) -> None:
-        at, times = self.now, []
+        at, times = self.now, list[float]()
+        attention_s = sum(map(self._attention_s, batch.segments))
         for stage, cost in enumerate(self.stage_s):
             began = max(at, self._free_at[stage])
-            times.append(cost(len(batch.tokens)))
+            times.append(cost(len(batch.tokens)) + attention_s)
             at = self._free_at[stage] = began + times[-1]
             at += self.hop_s
         heapq.heappush(self._back, (at, batch.number, batch, tuple(times), self.now))
+
+    def _attention_s(self, segment: Segment) -> float:
+        end = segment.start + segment.length
+        return self.read_s * end + self.pair_s * segment.length * (segment.start + end + 1) / 2
 
     def _hear(self) -> None:
         while (event := self.scheduler.next_event()) is not None:
