@@ -25,6 +25,7 @@ from kafila.ring.identity import make_identity
 from kafila.ring.rendezvous_client import Event, Joined, Lost, Relayed, RendezvousClient
 from kafila.types import Address, Transmit
 from kafila.udp import TrioNetwork, UdpSocket
+from tests.patience import PATIENCE_S
 
 LOOPBACK = "127.0.0.1"
 
@@ -59,7 +60,7 @@ class Member:
 
     async def hears(self, kind: type[Event], but: Callable[[Event], bool] = lambda event: True) -> Event:
         """Wait for an event of a kind."""
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while True:
                 for event in self.events:
                     if isinstance(event, kind) and but(event):
@@ -108,7 +109,7 @@ async def test_one_line_says_where_and_members_are_told_of_the_end() -> None:
     async with trio.open_nursery() as outer:
         async with trio.open_nursery() as service:
             service.start_soon(serve, network, 0, screen)
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 while not screen.lines:
                     await trio.lowlevel.checkpoint()
             (line,) = screen.lines
@@ -174,7 +175,7 @@ async def test_stun_answers_on_both_ports_and_from_the_other_one_only_with_a_coo
             """The reply of the service's socket number ``to``, and the number of the one it came from."""
             request = binding_request(os.urandom(12), change=change, nonce=nonce)
             await asking.send(request, Address(LOOPBACK, running.stun_ports[to]))
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 data, source = await asking.receive()
             reply = decode(data)
             assert reply is not None

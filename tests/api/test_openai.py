@@ -10,6 +10,7 @@ import trio.lowlevel
 
 from kafila.types import FinishReason, Message, SpelledLogprobs
 from tests.api.world import ScriptedEngine, interface, part, said
+from tests.patience import PATIENCE_S
 
 ASK: dict[str, Any] = {"model": "Camel-7B", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -340,7 +341,7 @@ async def test_hanging_up_takes_the_question_back(stream: bool, count: int) -> N
         while engine.running < count:
             await trio.lowlevel.checkpoint()
         await stream_in.aclose()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             while engine.running:
                 await engine.left.wait()
                 await trio.lowlevel.checkpoint()

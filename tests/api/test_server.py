@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from kafila.api import bodies, server
 from kafila.errors import UsageError
 from tests.api.world import Client, ScriptedEngine, everything, interface, message, parse, part, said
+from tests.patience import PATIENCE_S
 
 ASK = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
 STREAM = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
@@ -43,7 +44,7 @@ async def test_a_flood_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     async with interface(ScriptedEngine()) as client, await client.connect() as stream:
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
         await stream.send_all(head.encode())
-        with trio.fail_after(30), pytest.raises(trio.BrokenResourceError):
+        with trio.fail_after(PATIENCE_S), pytest.raises(trio.BrokenResourceError):
             await _flood(stream)
         # The interface still answers.
         assert (await client.get("/v1/models")).status == 200
@@ -67,7 +68,7 @@ async def test_headers_drop_by_drop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.1)
     async with interface(ScriptedEngine()) as client, await client.connect() as stream:
         await stream.send_all(b"GET / HTTP/1.1\r\nHo")
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             assert await everything(stream) == b""
 
 
@@ -75,7 +76,7 @@ async def test_a_body_drop_by_drop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.1)
     async with interface(ScriptedEngine()) as client, await client.connect() as stream:
         await stream.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             assert parse(await everything(stream)).status == 408
 
 
@@ -107,7 +108,7 @@ async def test_what_is_not_our_protocol(data: bytes) -> None:
         async with await client.connect() as stream:
             await stream.send_all(data)
             await stream.send_eof()
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 answer = await everything(stream)
         assert not answer.startswith(b"HTTP/1.1 200")
         assert (await client.get("/v1/models")).status == 200
@@ -144,14 +145,14 @@ async def test_a_client_that_stops_reading(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(server, "WRITE_TIMEOUT_S", 0.1)
     engine = ScriptedEngine([*(part("x" * 100_000) for _ in range(200)), None])
     async with interface(engine) as client, await _deaf(client):
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await engine.left.wait()
     assert engine.cancelled == 1
 
 
 async def test_the_end_does_not_wait_for_a_client_that_stops_reading() -> None:
     engine = ScriptedEngine([*(part("x" * 100_000) for _ in range(200)), None])
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with interface(engine) as client:
             stream = await _deaf(client)
             await wait_all_tasks_blocked(0.2)
@@ -176,7 +177,7 @@ async def test_the_end_is_quick_for_those_who_listen() -> None:
         while engine.running < 20:
             await trio.lowlevel.checkpoint()
     for stream in streams:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             await everything(stream)
         await stream.aclose()
     assert trio.current_time() - began < server.KEEP_ALIVE_S

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
 import trio
@@ -13,6 +18,15 @@ import trio
 PATIENCE_S = 90.0
 """A cold start imports a tensor library, and this may be a slow machine with a full test run beside it."""
 CODE = "session code: "
+
+
+@cache
+def own_cache_home() -> str:
+    """Where processes keep what they measure: what a machine full of tests measured is nothing for its owner's
+    sessions, and two workers do not write one file."""
+    folder = tempfile.mkdtemp(prefix="kafila-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class Process:
@@ -34,6 +48,7 @@ class Process:
             nursery.start_soon(self._read, self._process.stdout, "out")
             nursery.start_soon(self._read, self._process.stderr, "err")
         self._silent.set()
+        self._tell()
 
     async def _read(self, stream: trio.abc.ReceiveStream | None, name: str) -> None:
         assert stream is not None
@@ -41,8 +56,11 @@ class Process:
         async for chunk in stream:
             data += chunk
             setattr(self, name, data.decode(errors="replace"))
-            self._changed.set()
-            self._changed = trio.Event()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def until(self, text: str, *, stream: str = "err") -> str:
         """The rest of the first line with ``text`` in it, once that line is whole."""
@@ -51,17 +69,20 @@ class Process:
                 for line in getattr(self, stream).splitlines(keepends=True):
                     if text in line and line.endswith("\n"):
                         return str(line.partition(text)[2].strip())
+                if self._silent.is_set():
+                    break  # it has ended, and nothing more will come
                 await self._changed.wait()
         raise AssertionError(f"no {text!r} in {stream}:\n{self.err}\n{self.out}")
 
     async def until_count(self, text: str, count: int) -> None:
-        """Until ``text`` stands ``count`` times in what it said on stderr, or it has ended."""
+        """Until ``text`` stands ``count`` times in what it said on stderr, or it has ended and been read to the end."""
         with trio.fail_after(PATIENCE_S):
-            while self.err.count(text) < count and self._process.poll() is None:
+            while self.err.count(text) < count and not self._silent.is_set():
                 await self._changed.wait()
 
     async def changed(self) -> None:
-        """Until it has printed something more."""
+        """Until it has printed something more; a process that has ended never does."""
+        assert not self._silent.is_set(), f"it has ended:\n{self.err}\n{self.out}"
         with trio.fail_after(PATIENCE_S):
             await self._changed.wait()
 
@@ -78,7 +99,8 @@ class Process:
         self._process.send_signal(number)
 
     async def wait(self) -> int:
-        """Its exit code, once its last words have been read too: a process is often reaped before its pipes are empty."""
+        """Its exit code, once its last words have been read too: processes are often reaped before their pipes are
+        empty."""
         with trio.fail_after(PATIENCE_S):
             code = await self._process.wait()
             await self._silent.wait()
@@ -99,9 +121,10 @@ class Machine:
 
     async def start(self, *command: str) -> Process:
         """Start any program."""
+        environment = {**os.environ, "XDG_CACHE_HOME": own_cache_home()}
         process = Process(
             await trio.lowlevel.open_process(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
             )
         )
         self.processes.append(process)
