@@ -13,12 +13,12 @@ from random import SystemRandom
 import trio
 
 from kafila.backend import Backend
-from kafila.errors import RendezvousUnreachable, UsageError
+from kafila.errors import KafilaError, RendezvousUnreachable, SessionError, SessionFull, UnknownSession, UsageError
 from kafila.mesh import Mesh
 from kafila.net import DatagramSocket, Network
 from kafila.rendezvous_service import rendezvous
 from kafila.ring.agreement import ModelOffer
-from kafila.ring.control import MAX_MEMBERS
+from kafila.ring.control import MAX_MEMBERS, Reason
 from kafila.ring.identity import Identity, make_identity
 from kafila.ring.invite import HostPort, SessionCode
 from kafila.ring.rendezvous_client import RendezvousClient
@@ -127,3 +127,21 @@ async def _look_up(where: HostPort) -> list[Address]:
     first = {family: Address(str(to[0]), where.port) for family, _, _, _, to in reversed(found)}
     # A rendezvous on IPv4 is reached from everywhere; one on IPv6 alone still is where IPv6 works.
     return [address for _, address in sorted(first.items(), key=lambda item: item[0] != socket.AF_INET)]
+
+
+def refusal(reason: Reason, *, hosting: bool) -> KafilaError:
+    """The rendezvous' no, in words."""
+    match reason:
+        case Reason.UNKNOWN_SESSION:
+            return UnknownSession("no such session: it has ended, or lives at another rendezvous; ask for a new code")
+        case Reason.FULL:
+            return SessionFull("the session has all of its members: ask the host for a larger --members")
+        case Reason.VERSION:
+            return SessionError("the rendezvous speaks another version: install the same version of kafila on both")
+        case Reason.EVICTED:
+            return SessionError("the host put this member out of the session")
+        case Reason.REPLACED:
+            return SessionError("the same member has joined from elsewhere")
+        case _:
+            what = "open" if hosting else "join"
+            return SessionError(f"the rendezvous is too busy to {what} a session: try again in a minute")

@@ -19,16 +19,8 @@ from kafila.api.engine import ModelFacts, RingFacts
 from kafila.backend import Backend
 from kafila.console import Console
 from kafila.endpoint import Endpoint
-from kafila.entrance import Door, open_door
-from kafila.errors import (
-    KafilaError,
-    RendezvousUnreachable,
-    SealBroken,
-    SessionError,
-    SessionFull,
-    UnknownSession,
-    WrongSecret,
-)
+from kafila.entrance import Door, open_door, refusal
+from kafila.errors import KafilaError, RendezvousUnreachable, SealBroken, SessionError, WrongSecret
 from kafila.extra_sockets import ExtraSockets
 from kafila.formation import Formation, Surroundings
 from kafila.mailbox import Mailbox
@@ -40,7 +32,7 @@ from kafila.nat.events import PathChanged, PunchFailed, show_address
 from kafila.net import Network
 from kafila.reachability import NO_ROUTERS, Hearing, Reachability, Routers, nearest_server
 from kafila.ring.agreement import Reachable
-from kafila.ring.control import Departure, MemberJoined, MemberLeft, Reason, Refused, Signal
+from kafila.ring.control import Departure, MemberJoined, MemberLeft, Refused, Signal
 from kafila.ring.rendezvous_client import Event as ControlEvent
 from kafila.ring.rendezvous_client import Joined, Lost, Moved, Unreachable
 from kafila.ringfacts import model_facts, ring_facts
@@ -255,7 +247,7 @@ class Node:
             case Lost(reason):
                 self._lost(reason)
             case Refused(reason):
-                self._finish(_refusal(reason, hosting=isinstance(self._settings.role, HostSettings)))
+                self._finish(refusal(reason, hosting=isinstance(self._settings.role, HostSettings)))
             case Unreachable(reason):
                 self._finish(RendezvousUnreachable(self._nobody_answers(reason)))
             case Moved(observed):
@@ -406,21 +398,3 @@ def _link_down(formation: Formation, down: LinkDown) -> None:
         formation.told_over(down.reason)
     else:
         formation.gone(down.peer)
-
-
-def _refusal(reason: Reason, *, hosting: bool) -> KafilaError:
-    """The rendezvous' no, in words."""
-    match reason:
-        case Reason.UNKNOWN_SESSION:
-            return UnknownSession("no such session: it has ended, or lives at another rendezvous; ask for a new code")
-        case Reason.FULL:
-            return SessionFull("the session has all of its members: ask the host for a larger --members")
-        case Reason.VERSION:
-            return SessionError("the rendezvous speaks another version: install the same version of kafila on both")
-        case Reason.EVICTED:
-            return SessionError("the host put this member out of the session")
-        case Reason.REPLACED:
-            return SessionError("the same member has joined from elsewhere")
-        case _:
-            what = "open" if hosting else "join"
-            return SessionError(f"the rendezvous is too busy to {what} a session: try again in a minute")

@@ -64,9 +64,8 @@ def plan_session(
     relayed edges instead of their cost.
 
     The throughput objective needs a price for every member and every edge, and applies to Kafila's own allocation;
-    otherwise the plan's ``objective`` says that the bottleneck was used instead.
-
-    Raises UsageError where the arguments cannot be meant.
+    otherwise the plan's ``objective`` says that the bottleneck was used instead. Raises UsageError where the arguments
+    cannot be meant.
     """
     users = workload.concurrency if users is None else users
     _check_numbers(members, anchor, users, margin, headroom)

@@ -188,7 +188,9 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         raise ModelIncomplete(f"the checkpoint has no {path}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself, whatever is wrong with the file
+    except Exception as error:
+        if type(error) is not Exception:  # the library raises Exception itself, whatever is wrong with the file
+            raise
         raise ModelIncomplete(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()  # some files carry the settings of their training; a prompt is never cut or filled up
     tokenizer.no_padding()
