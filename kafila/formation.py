@@ -68,6 +68,8 @@ class Formation:
         self._around = around
         self._me = me
         self._offer = offer
+        self._here: tuple[str, ...] = ()
+        """Who was here when last told."""
         self._own_fetch = Fetches(everybody=False)
         self._fetches = Fetches(everybody=offer is not None)
         self._session: HostSession | MemberSession
@@ -150,7 +152,12 @@ class Formation:
     def _act(self, event: steps.Event) -> None:
         console = self._around.console
         match event:
-            case steps.Present() | steps.Dropped() | steps.Guests():
+            case steps.Present(names):
+                if left := [name for name in self._here if name not in names]:
+                    console.status(f"{', '.join(left)} left before the ring was formed")
+                self._here = names
+                console.status(_who_is_here(event))
+            case steps.Dropped() | steps.Guests():
                 console.status(_who_is_here(event))
             case steps.MeasureWanted(name, offer):
                 self._measure_wanted(name, offer)

@@ -53,3 +53,24 @@ async def test_a_rendezvous_that_comes_back_in_time_costs_those_who_wait_nothing
             with trio.fail_after(20):
                 await friend.serving.wait()
             nursery.cancel_scope.cancel()
+
+
+async def test_who_leaves_before_the_plan_is_named_and_the_others_go_on_waiting(autojump_clock: MockClock) -> None:
+    net = VirtualNetwork(seed=5)
+    server = net.machine("rendezvous")
+    async with net.running(), rendezvous(server) as running, trio.open_nursery() as nursery:
+        party = Party(nursery)
+        host, friend, other = (party.member(name, net.machine(name)) for name in ("host", "friend", "other"))
+        code = await party.host(host, 4, rendezvous=HostPort(server.hosts()[0], running.address.port))
+        for member in (friend, other):
+            party.join(member, code)
+            await trio.sleep(5)
+        net.machines["friend"].unplug()
+        await trio.sleep(60)
+        for left in (host, other):
+            assert not left.ended.is_set()
+            assert left.screen.lines[-2:] == [
+                "friend left before the ring was formed",
+                "2 of 4 here: host, other",
+            ]
+        nursery.cancel_scope.cancel()
