@@ -152,13 +152,8 @@ class Formation:
     def _act(self, event: steps.Event) -> None:
         console = self._around.console
         match event:
-            case steps.Present(names):
-                if left := [name for name in self._here if name not in names]:
-                    console.status(f"{', '.join(left)} left before the ring was formed")
-                self._here = names
-                console.status(_who_is_here(event))
-            case steps.Dropped() | steps.Guests():
-                console.status(_who_is_here(event))
+            case steps.Present() | steps.Dropped() | steps.Guests():
+                self._tell_who_is_here(event)
             case steps.MeasureWanted(name, offer):
                 self._measure_wanted(name, offer)
             case steps.Welcomed() | steps.GuestCame() | steps.GuestLeft():
@@ -181,6 +176,13 @@ class Formation:
                 self.serving.set()
             case steps.Ended():
                 self._ended(event)
+
+    def _tell_who_is_here(self, event: steps.Present | steps.Dropped | steps.Guests) -> None:
+        if isinstance(event, steps.Present):
+            if left := [name for name in self._here if name not in event.names]:
+                self._around.console.status(f"{', '.join(left)} left before the ring was formed")
+            self._here = event.names
+        self._around.console.status(_who_is_here(event))
 
     async def _attempt(self, step: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """A step whose failure the others must hear of, too."""
