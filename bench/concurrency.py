@@ -1,12 +1,15 @@
 """Several people at once: a ring of two processes with one worker thread each, divided by a plan.
 
-    python bench/concurrency.py [--json] [--model FOLDER] [--rounds N]
+    python bench/concurrency.py [--json] [--model FOLDER] [--rounds N] [--llama PROGRAM] [--gguf FILE]
 
 ``gain_N_users`` is the ring's tokens a second with N answers running over those with one, ``least_rate_2_users`` the
 slower of two people's rates over one's alone. ``first_token_over_one_process`` compares the time to the first token
 after a prompt of 1,024 tokens with one process of two threads; ``worst_gap_over_median`` is a running answer's longest
 wait for a token while a prompt of 2,048 tokens is read in, over its median wait before that. Every figure is the median
 of rounds, each of which measures both sides one after the other.
+
+Where llama.cpp's ``llama-batched-bench`` is on the path, or named, it runs first with the demonstration model's GGUF
+file: ``llama_gain_N_users`` is what sharing batches gains there.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from asker import Asked, Asker, Heard, asker
+from batched import gains as peer_gains
+from batched import peer
 from telling import command, tell
 from tokenizers import Tokenizer
 
@@ -30,6 +35,7 @@ TARGETS = {
 }
 USERS = (1, 2, 4, 8)
 ANSWER_TOKENS = 96
+SHORT_TOKENS = 24
 LONG_TOKENS, LONGER_TOKENS = 1024, 2048
 BEFORE_TOKENS = 40
 """Tokens of a running answer before the long prompt comes: what its median gap is taken from."""
@@ -59,7 +65,7 @@ def rates(heard: Sequence[Heard]) -> list[float]:
 
 def crowd(ring: Asker, prompts: Prompts, users: int) -> list[float]:
     """The rates of so many people at once."""
-    return rates(ring.ask(*(Asked(ANSWER_TOKENS, prompts.of(24)) for _ in range(users))))
+    return rates(ring.ask(*(Asked(ANSWER_TOKENS, prompts.of(SHORT_TOKENS)) for _ in range(users))))
 
 
 def first_token_s(ring: Asker, prompts: Prompts) -> float:
@@ -72,7 +78,7 @@ def worst_gap(ring: Asker, prompts: Prompts) -> float:
     """Of a running answer while a longer prompt is read in, over its median gap before."""
     for tokens in (1024, 1536):
         running, long = ring.ask(
-            Asked(tokens, prompts.of(24)), Asked(1, prompts.of(LONGER_TOKENS), after_tokens=BEFORE_TOKENS)
+            Asked(tokens, prompts.of(SHORT_TOKENS)), Asked(1, prompts.of(LONGER_TOKENS), after_tokens=BEFORE_TOKENS)
         )
         if running.token_at[-1] > long.token_at[0]:  # it ran all the time
             break
@@ -86,7 +92,7 @@ def worst_gap(ring: Asker, prompts: Prompts) -> float:
 def measure(ring: Asker, single: Asker, prompts: Prompts, rounds: int) -> dict[str, float]:
     """All figures."""
     for one in (ring, single):  # warm, and let the scheduler see what circuits take
-        one.ask(Asked(ANSWER_TOKENS, prompts.of(24)))
+        one.ask(Asked(ANSWER_TOKENS, prompts.of(SHORT_TOKENS)))
         first_token_s(one, prompts)
         first_token_s(one, prompts)
     for users in USERS:
@@ -108,13 +114,27 @@ def measure(ring: Asker, single: Asker, prompts: Prompts, rounds: int) -> dict[s
 
 def main() -> None:
     """Measure and print."""
-    options = command(__doc__, rounds=3).parse_args()
+    parser = command(__doc__, rounds=3)
+    parser.add_argument("--llama", help="llama.cpp's batched-bench, if it is not on the path")
+    parser.add_argument("--gguf", type=Path, help="its model, if not the demonstration's")
+    options = parser.parse_args()
+    rates_there, words = peer(
+        options.llama, options.gguf, USERS, prompt_tokens=SHORT_TOKENS, answer_tokens=ANSWER_TOKENS, threads=2
+    )
+    if not options.json:
+        print(words)
     with (
         asker(options.model, 2, threads=1, slots=max(USERS)) as ring,
         asker(options.model, 1, threads=2, slots=2) as single,
     ):
         figures = measure(ring, single, Prompts(options.model), options.rounds)
-    context = {"threads_a_process": 1, "rounds": options.rounds, "python": platform.python_version()}
+    figures |= rates_there | peer_gains(rates_there)
+    context = {
+        "threads_a_process": 1,
+        "rounds": options.rounds,
+        "python": platform.python_version(),
+        "llama": words,
+    }
     tell("concurrency", figures, TARGETS, context, as_json=options.json)
 
 

@@ -100,7 +100,7 @@ def test_so_it_does_where_attention_costs_more_the_further_the_prompt_has_come(
     stages: int, read_s: float, pair_s: float, users: int
 ) -> None:
     pipeline = Pipeline(Pace(stages), [linear(0.013, 0.001)] * stages, read_s=read_s, pair_s=pair_s)
-    assert stretch(pipeline, users, 2048) <= 3.5
+    assert stretch(pipeline, users, 2048) <= (3.0 if users == 1 else 3.6)
 
 
 def test_what_chunks_from_the_beginning_of_prompts_cost_misleads_nobody_at_the_end_of_one() -> None:

@@ -189,6 +189,30 @@ def test_a_running_answer_rides_along_with_every_chunk_of_another_prompt() -> No
         assert lengths == [1, 4]
 
 
+def test_a_prompt_that_comes_while_an_answer_is_on_its_way_waits_for_it_and_follows_it() -> None:
+    scheduler = Scheduler(slots=2, context=64, pace=Fixed(2, 4))
+    scheduler.submit(ask("talking", 1))
+    talking = scheduler.next_batch()
+    assert talking is not None
+    scheduler.submit(ask("long", 20, ASKERS[1]))
+    assert scheduler.next_batch() is None  # the answer would come back to a chunk before it
+    scheduler.completed(talking.number, [5])
+    batches = [scheduler.next_batch() for _ in range(3)]
+    assert [batch and [segment.length for segment in batch.segments] for batch in batches] == [[1, 4], [4], None]
+
+
+def test_beside_an_answer_a_batch_has_chunks_of_no_prompt_that_has_come_further_than_the_first() -> None:
+    scheduler = Scheduler(slots=3, context=64, pace=Fixed(1, 4))
+    scheduler.submit(ask("far", 20))
+    run_one(scheduler)
+    scheduler.submit(ask("talking", 1, ASKERS[1]))
+    run_one(scheduler)
+    scheduler.submit(ask("short", 3, ASKERS[2]))
+    starts = [[(segment.start, segment.length) for segment in run_one(scheduler).segments] for _ in range(2)]
+    assert [start for start, length in starts[0] if length > 1] == [8]
+    assert [length for _, length in starts[1]] == [1, 3]
+
+
 def test_two_answers_travel_in_two_batches_so_that_two_stages_work() -> None:
     scheduler = Scheduler(slots=2, context=64, pace=Fixed(2))
     scheduler.submit(ask("a", 1))
