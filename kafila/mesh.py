@@ -14,10 +14,11 @@ How long a link may be OPENING is for whoever opened it to say: the other end ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kafila.errors import ProtocolError
+from kafila.mesh_events import Event, Extra, LinkDown, LinkMessage, LinkState, LinkUp, PathNews
 from kafila.nat import events as path_events
 from kafila.nat.birthday import BirthdayRole
 from kafila.nat.candidates import Candidate, canonical
@@ -31,8 +32,10 @@ from kafila.ring.identity import Identity
 from kafila.ring.quic import QuicConnection, Stream
 from kafila.ring.rendezvous_client import Event as ControlEvent
 from kafila.ring.rendezvous_client import Joined, Relayed, RendezvousClient, State
-from kafila.types import Address, NodeId, PathKind, Transmit
+from kafila.types import Address, NodeId, Transmit
 from kafila.wire import Kind, classify
+
+__all__ = ["Event", "Extra", "LinkDown", "LinkMessage", "LinkState", "LinkUp", "Mesh", "PathNews"]
 
 ALPN = "kafila-ring/1"
 
@@ -51,60 +54,6 @@ MAX_EXTRAS = 1024
 """Datagrams waiting for an extra socket; they are fetched with every flush, and the oldest are lost."""
 MAX_EARLY_PEERS = 64
 """At most so many such peers; the rendezvous lets in no more members."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkUp:
-    """The peer is authenticated; messages queued before are on their way. Its own first ones may have come before this
-    (``ring/early.py``)."""
-
-    peer: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class LinkMessage:
-    """One whole message of the peer's."""
-
-    peer: NodeId
-    bulk: bool
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LinkDown:
-    """The link is over and forgotten. ``reason`` is the peer's own where it closed."""
-
-    peer: NodeId
-    reason: str
-    by_peer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PathNews:
-    """Something happened to the way to a peer; ``str(news)`` is a line for people."""
-
-    peer: NodeId
-    news: path_events.Event
-
-
-Event = LinkUp | LinkMessage | LinkDown | PathNews | ControlEvent
-
-
-@dataclass(frozen=True, slots=True)
-class LinkState:
-    """A link as people are shown it."""
-
-    kind: PathKind
-    rtt_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Extra:
-    """A datagram that leaves from one of a peer's extra sockets, numbered from 1."""
-
-    peer: NodeId
-    number: int
-    transmit: Transmit
 
 
 @dataclass(slots=True)
@@ -240,7 +189,7 @@ class Mesh:
         if kind is Kind.PATH:
             sender = sender_of(data)
             link = None if sender is None else self._links.get(sender)
-        elif kind in {Kind.QUIC, Kind.EARLY}:
+        elif kind is Kind.QUIC or kind is Kind.EARLY:
             link = next((link for link in self._links.values() if link.paths.owns(source)), None)
         else:
             link = None
@@ -276,13 +225,14 @@ class Mesh:
 
     def _from_peer(self, link: _Link, data: bytes, source: Address | None, now: float, number: int = 0) -> None:
         """A peer's datagram, from ``source`` or (None) out of a relay envelope."""
-        if classify(data) is Kind.PATH:
+        kind = classify(data)
+        if kind is Kind.PATH:
             link.paths.receive(data, source, now, number)
-        elif classify(data) is Kind.QUIC:
+        elif kind is Kind.QUIC:
             link.connection.receive([data], now)
             link.paths.data_received(source, now)
             link.heard_at = now  # its time begins with the first thing that it can be silent after
-        elif classify(data) is Kind.EARLY:
+        elif kind is Kind.EARLY:
             link.connection.receive_early(data)
         else:
             self.dropped += 1
@@ -322,14 +272,12 @@ class Mesh:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` wants to be called."""
-        return min((due for due in self._timers() if due is not None), default=None)
-
-    def _timers(self) -> Iterator[float | None]:
-        yield self._control.next_timer()
+        soonest = self._control.next_timer()
         for link in self._links.values():
-            yield link.paths.next_timer()
-            yield link.connection.next_timer()
-            yield link.beat_at
+            for due in (link.paths.next_timer(), link.connection.next_timer(), link.beat_at):
+                if due is not None and (soonest is None or due < soonest):
+                    soonest = due
+        return soonest
 
     def handle_timer(self, now: float) -> None:
         """Call at or after :meth:`next_timer`."""

@@ -79,7 +79,7 @@ class Selection:
         if self.chosen is not None:
             return (self.chosen,) if self._before is None else (self.chosen, self._before)
         beside = self._fallen
-        if beside is None or beside.state not in {PathState.SILENT, PathState.CONFIRMING}:
+        if beside is None or beside.state not in (PathState.SILENT, PathState.CONFIRMING):
             beside = table.trial()
         return (None,) if beside is None else (None, beside)
 

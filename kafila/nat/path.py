@@ -17,7 +17,7 @@ from enum import Enum
 from kafila.nat.candidates import CandidateKind, Scope, scope_of
 from kafila.nat.messages import MIN_MESSAGE_BYTES
 from kafila.nat.mtu import BASE_BYTES, MtuSearch
-from kafila.nat.schedule import PUNCH_OFFSETS_S, PUNCH_WINDOW_S, RoundTrip
+from kafila.nat.schedule import PUNCH_OFFSETS_S, PUNCH_WINDOW_S, RoundTrip, sooner
 from kafila.types import Address
 
 CHECK_S = 0.25
@@ -101,12 +101,12 @@ class Path:
 
     def punch(self, now: float) -> None:
         """Begin a round of probes, unless one is on, the path works, or it is being left alone."""
-        if self.state in {PathState.IDLE, PathState.LOST} and now >= self._hold_until:
+        if self.state in (PathState.IDLE, PathState.LOST) and now >= self._hold_until:
             self._enter(PathState.PUNCHING, now)
 
     def heard(self, now: float) -> None:
         """The peer's ping came from here: it is worth one right back, on whatever schedule we are."""
-        if self.state in {PathState.PUNCHING, PathState.SILENT, PathState.LOST} and (
+        if self.state in (PathState.PUNCHING, PathState.SILENT, PathState.LOST) and (
             self.sent_at is None or now >= self.sent_at + TRIGGER_GAP_S
         ):
             self._next_at = now
@@ -179,7 +179,7 @@ class Path:
 
     def advance(self, now: float) -> None:
         """The transitions that time alone makes, except silence, which needs to know what the path is used for."""
-        if self.state in {PathState.PUNCHING, PathState.SILENT} and now >= self._punched_at():
+        if self.state in (PathState.PUNCHING, PathState.SILENT) and now >= self._punched_at():
             self._enter(PathState.LOST if self.worked else PathState.IDLE, now)
         elif self.state is PathState.CONFIRMING and self._unconfirmed(now) and not self._answers():
             self._enter(PathState.SILENT if self.worked else PathState.IDLE, now)
@@ -224,16 +224,16 @@ class Path:
 
     def due_at(self) -> float | None:
         """When it next wants :meth:`advance` or :meth:`take`."""
-        times = [self._next_at]
-        if self.state in {PathState.PUNCHING, PathState.SILENT}:
-            times.append(self._punched_at())
-        elif self.state in {PathState.CONFIRMING, PathState.USABLE}:
-            times.append(self.mtu.due_at())
-            if self.state is PathState.CONFIRMING:
-                times.append(self._confirmed_by())
+        state, due = self.state, self._next_at
+        if state is PathState.USABLE or state is PathState.CONFIRMING:
+            due = sooner(due, self.mtu.due_at())
+            if state is PathState.CONFIRMING:
+                due = sooner(due, self._confirmed_by())
             if self._unacked >= SILENCE_PINGS:
-                times.append(self._silence_at())
-        return min((time for time in times if time is not None), default=None)
+                due = sooner(due, self._silence_at())
+        elif state is PathState.PUNCHING or state is PathState.SILENT:
+            due = sooner(due, self._punched_at())
+        return due
 
     def take(self, now: float) -> list[int]:
         """The sizes of the pings to send now, in bytes; the schedule moves on as if they were sent."""
@@ -246,7 +246,7 @@ class Path:
                 self._next_at = now + LOOK_AGAIN_S
             else:
                 self._next_offset(now)
-        if self.state in {PathState.CONFIRMING, PathState.USABLE}:
+        if self.state in (PathState.CONFIRMING, PathState.USABLE):
             full = self.mtu.take(now, self.round_trip.pto_s, answering=self._unacked <= 1)
             if full and self.state is PathState.CONFIRMING:
                 sizes.append(MIN_MESSAGE_BYTES)  # tells a narrow path from a dead one

@@ -29,7 +29,7 @@ from kafila.nat.messages import MIN_MESSAGE_BYTES, Ack, Ping
 from kafila.nat.path import SILENCE_S, Path, PathState
 from kafila.nat.relayed import RelayedPath
 from kafila.nat.rounds import Rounds
-from kafila.nat.schedule import MIN_KEEPALIVE_S, RETRY_AFTER_S, Keepalive, Randomness, RoundTrip
+from kafila.nat.schedule import MIN_KEEPALIVE_S, RETRY_AFTER_S, Keepalive, Randomness, RoundTrip, next_due, sooner
 from kafila.nat.table import PathTable
 from kafila.types import Address, NodeId, PathKind
 
@@ -157,8 +157,7 @@ class PeerPaths:
 
     def socket_for(self, address: Address | None) -> int:
         """Which of the machine's sockets reaches ``address``; 0 unless birthday probing found another."""
-        path = None if address is None else self._paths.get(address)
-        return 0 if path is None else path.socket
+        return 0 if address is None or (path := self._paths.get(address)) is None else path.socket
 
     def owns(self, address: Address) -> bool:
         """Whether a sealed message of the peer has come from ``address``."""
@@ -182,8 +181,7 @@ class PeerPaths:
     @property
     def rtt_s(self) -> float | None:
         """Smoothed round trip of the path in use (the way back is the peer's choice); None before the first ack."""
-        path = self._relayed if self._chosen is None else self._chosen
-        return path.round_trip.smoothed_s
+        return (self._chosen or self._relayed).round_trip.smoothed_s
 
     @property
     def max_datagram_bytes(self) -> int:
@@ -230,7 +228,7 @@ class PeerPaths:
         without end. So once a direct path works, only a nearer one is worth it, or one that the peer now relies on.
         """
         chosen = self._chosen
-        if path.state in {PathState.IDLE, PathState.LOST} and (
+        if path.state in (PathState.IDLE, PathState.LOST) and (
             chosen is None or ping.active or path.scope < chosen.scope
         ):
             path.punch(now)
@@ -339,8 +337,10 @@ class PeerPaths:
         self._send_guess(now)
 
     def _send_guess(self, now: float) -> None:
-        due_at = None if self._birthday is None or self._chosen is not None else self._birthday.due_at()
-        if self._birthday is not None and due_at is not None and max(due_at, self._exchange.may_ping_at()) <= now:
+        if self._birthday is None or self._chosen is not None:
+            return
+        due_at = self._birthday.due_at()
+        if due_at is not None and max(due_at, self._exchange.may_ping_at()) <= now:
             to, socket = self._birthday.take(now)
             self._exchange.ping(Outstanding(to, now, 0.0, MIN_MESSAGE_BYTES, 0, socket))
 
@@ -348,8 +348,7 @@ class PeerPaths:
         idle_s = 0.0 if path.sent_at is None else now - path.sent_at
         ping = Outstanding(to, now, idle_s, size_bytes, path.mtu.generation, self.socket_for(to))
         active = to is not None and to in self._routes
-        punching = to is None and self._rounds.on
-        if self._exchange.ping(ping, active=active, punching=punching):
+        if self._exchange.ping(ping, active=active, punching=to is None and self._rounds.on):
             path.sent_at = now
 
     # -- choice ---------------------------------------------------------------------------------------------------
@@ -392,11 +391,10 @@ class PeerPaths:
         self._max_datagram_bytes = min(size for size in sizes if size)
 
     def _set_timer(self, now: float) -> None:
-        may_ping_at = self._exchange.may_ping_at()
-        times = [self._relayed.due_at()]
-        times.extend(due for path in self._paths if (due := path.due_at()) is not None)
-        if self._birthday is not None and self._chosen is None and (guess_at := self._birthday.due_at()) is not None:
-            times.append(guess_at)
-        times = [time if time > now else max(time, may_ping_at) for time in times]
-        times.extend(due for due in (self._selection.due_at(), self._rounds.due_at()) if due is not None)
-        self._timer = min(times)
+        times = [path.due_at() for path in self._paths]
+        times.append(self._relayed.due_at())
+        if self._birthday is not None and self._chosen is None:
+            times.append(self._birthday.due_at())
+        ping_at = next_due(times, now, self._exchange.may_ping_at())
+        rest_at = sooner(self._selection.due_at(), self._rounds.due_at())
+        self._timer = ping_at if rest_at is None else min(ping_at, rest_at)

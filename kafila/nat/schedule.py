@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 PUNCH_OFFSETS_S = (0.0, 0.02, 0.06, 0.14, 0.3, 0.62, *(0.62 + 0.5 * n for n in range(1, 7)))
@@ -24,6 +26,26 @@ MIN_KEEPALIVE_S = 5.0
 FIRST_PTO_S = 0.5
 """Before any round trip was measured: twice a slow continental one."""
 _GRANULARITY_S = 0.001  # RFC 9002 section 6.1.2
+
+
+def sooner(one: float | None, other: float | None) -> float | None:
+    """The earlier of two times; None is never."""
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)
+
+
+def next_due(times: Iterable[float | None], now: float, ready_at: float) -> float:
+    """The earliest of ``times``, infinity for none. What is due already waits for ``ready_at``."""
+    later, overdue = math.inf, math.inf
+    for time in times:
+        if time is None:
+            continue
+        if time > now:
+            later = min(later, time)
+        else:
+            overdue = min(overdue, time)
+    return min(later, max(overdue, ready_at))
 
 
 class Randomness(Protocol):

@@ -47,7 +47,7 @@ class PathTable:
         addresses = {candidate.address for candidate in wanted}
         for path in list(self._paths.values()):
             path.advertised = path.address in addresses
-            if not path.advertised and path.state in {PathState.IDLE, PathState.PUNCHING}:
+            if not path.advertised and path.state in (PathState.IDLE, PathState.PUNCHING):
                 del self._paths[path.address]
         for candidate in wanted:
             self.add(candidate.address, candidate.kind, advertised=True)

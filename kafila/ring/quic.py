@@ -19,79 +19,49 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
 from aioquic.quic import events
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType, QuicProtocolVersion
-from cryptography import x509
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType
 
 from kafila.errors import ProtocolError
 from kafila.ring.early import EarlyWords
 from kafila.ring.identity import Identity, fingerprint_of
 from kafila.ring.messages import MAX_MESSAGE_BYTES, MessageReader, frame_message
 from kafila.ring.quic_core import PEER
+from kafila.ring.quic_events import Closed, Established, Event, Message, Stream
 from kafila.ring.quic_fast import FastConnection
-from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept, packet_header
+from kafila.ring.quic_retry import Accept, packet_header
+from kafila.ring.quic_setup import (
+    IDLE_TIMEOUT_S,
+    MAX_DATAGRAM_BYTES,
+    MIN_DATAGRAM_BYTES,
+    STREAM_WINDOW_BYTES,
+    configuration_for,
+    printable,
+    usable_size,
+)
 
-MIN_DATAGRAM_BYTES = 1200
-"""What every path must carry (RFC 9000 section 14); larger once ``path_changed`` says so."""
-
-MAX_DATAGRAM_BYTES = 16_000
-"""The library writes the length of a STREAM frame in 14 bits. More than any jumbo frame."""
-
-IDLE_TIMEOUT_S = 30.0
-"""Twice the 15 s keepalive of a path (DESIGN section 5): one lost keepalive must not end a connection."""
-
-STREAM_WINDOW_BYTES = 16 * 2**20
-"""How far a peer may send ahead of the first byte missing: a gigabit over 128 ms. Reassembly can be made to hold this
-much a stream, less where messages are limited to less."""
+__all__ = [
+    "IDLE_TIMEOUT_S",
+    "MAX_DATAGRAM_BYTES",
+    "MIN_DATAGRAM_BYTES",
+    "STREAM_WINDOW_BYTES",
+    "Closed",
+    "Established",
+    "Event",
+    "Message",
+    "QuicConnection",
+    "Stream",
+]
 
 MAX_BUFFERED_BYTES = 256 * 2**20
 """Four of the largest messages. Callers watch ``buffered_bytes`` and stay far below; a peer that lets it come to this
 has stopped reading, and the connection closes."""
 
-_LEAST_WINDOW_BYTES = 64 * 2**10
-_MAX_REASON_BYTES = 200
-"""A close reason fits one datagram of 1,200 bytes, and one line of a terminal."""
-
 # TLS alerts (RFC 8446 section 6).
 _BAD_CERTIFICATE = QuicErrorCode.CRYPTO_ERROR + 42
 _USER_CANCELED = QuicErrorCode.CRYPTO_ERROR + 90
-
-
-class Stream(IntEnum):
-    """Two long-lived streams each way, so that small messages never wait behind tensors."""
-
-    CONTROL = 0
-    BULK = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Established:
-    """The handshake is done and the peer holds the key of the certificate with this fingerprint (32 bytes)."""
-
-    fingerprint: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One whole message of the peer's."""
-
-    stream: Stream
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The connection is over; no event follows. ``reason`` is one line, fit for a terminal."""
-
-    reason: str
-    by_peer: bool
-
-
-Event = Established | Message | Closed
 
 
 class QuicConnection:
@@ -120,6 +90,10 @@ class QuicConnection:
         self._outgoing = {stream: first + 4 * stream for stream in Stream}
         self._incoming = {(first ^ 1) + 4 * stream: (stream, MessageReader(max_message_bytes)) for stream in Stream}
         self._accepted = accepted
+        self._still = False
+        """Nothing came since a flush that left nothing to say: until the timer, another would say nothing."""
+        self._timer: float | None = None
+        self._timer_holds = False
         if configuration.is_client:
             self._core = FastConnection(configuration, self._deliver)
             self._core.connect(PEER, now)
@@ -141,7 +115,7 @@ class QuicConnection:
         A peer that announces a message over ``max_message_bytes`` is cut off. ``early`` says the first words of what is
         sent before the connection is established.
         """
-        configuration = _configuration(identity, alpn, idle_timeout_s, max_message_bytes, is_client=True)
+        configuration = configuration_for(identity, alpn, idle_timeout_s, max_message_bytes, is_client=True)
         return cls(configuration, expected_fingerprint, now, None, max_message_bytes, early)
 
     @classmethod
@@ -161,7 +135,7 @@ class QuicConnection:
 
         ``accepted`` is what a :class:`RetryGate` said of the first datagram; without it no Retry was sent.
         """
-        configuration = _configuration(identity, alpn, idle_timeout_s, max_message_bytes, is_client=False)
+        configuration = configuration_for(identity, alpn, idle_timeout_s, max_message_bytes, is_client=False)
         return cls(configuration, expected_fingerprint, now, accepted, max_message_bytes, early)
 
     @property
@@ -207,6 +181,7 @@ class QuicConnection:
 
     def receive(self, datagrams: Sequence[bytes], now: float) -> None:
         """Take what the socket had. Never raises, whatever the bytes."""
+        self._stir()
         for datagram in datagrams:
             if self._closed:
                 return
@@ -219,6 +194,7 @@ class QuicConnection:
 
     def receive_early(self, datagram: bytes) -> None:
         """Take a datagram of early words. Never raises; once the handshake is done it is of no use."""
+        self._stir()
         if self._early is None or self._established or self._closed:
             return
         if (words := self._early.receive(datagram)) is not None:
@@ -227,6 +203,7 @@ class QuicConnection:
 
     def handle_timer(self, now: float) -> None:
         """Call at or after :meth:`next_timer`."""
+        self._stir()
         if self._closed:
             return
         if self._core is not None:
@@ -237,16 +214,24 @@ class QuicConnection:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` wants to be called; ``None`` once closed."""
-        if self._closed:
-            return None
-        return self._core.get_timer() if self._core else self._waiting_until
+        if not self._timer_holds:
+            self._timer_holds = True
+            if self._closed:
+                self._timer = None
+            else:
+                self._timer = self._core.get_timer() if self._core else self._waiting_until
+        return self._timer
 
     def datagrams_to_send(self, now: float) -> list[bytes]:
-        """What should leave now. Call after every other method."""
+        """What should leave now. Call after every other method; it costs nothing where nothing has changed."""
+        if self._still and ((due := self.next_timer()) is None or now < due):
+            return []
         datagrams = [] if self._core is None else self._core.flush(now)
         if self._early is not None and not self._established:
             # After the handshake's own: a peer that does not know us yet keeps only so many.
             datagrams += self._early.datagrams_to_send()
+        self._still = not datagrams or (self._core is not None and self._core.has_said_all)
+        self._timer_holds = False
         return datagrams
 
     def next_event(self) -> Event | None:
@@ -255,6 +240,7 @@ class QuicConnection:
 
     def send(self, stream: Stream, message: bytes) -> None:
         """Queue one message; ignored once closed. Raises ProtocolError over ``MAX_MESSAGE_BYTES``."""
+        self._stir()
         framed = frame_message(message)
         if self._closed:
             return
@@ -270,6 +256,7 @@ class QuicConnection:
 
     def ping(self) -> None:
         """Ask for an acknowledgement: keeps an idle connection open, and makes a dead one notice."""
+        self._stir()
         if self.established and self._core is not None:
             self._core.send_ping(0)
 
@@ -278,12 +265,14 @@ class QuicConnection:
 
         ``max_datagram_bytes`` is the QUIC payload that the path carries, at least 1,200 (ProtocolError otherwise).
         """
-        self._configuration.max_datagram_size = _usable(max_datagram_bytes)
+        self._stir()
+        self._configuration.max_datagram_size = usable_size(max_datagram_bytes)
         if self._core is not None:
             self._core.reset_path(now, self._configuration.max_datagram_size)
 
     def path_silent(self, now: float) -> None:
         """The present path carries nothing any more: what was sent and is unanswered is sent again at once."""
+        self._stir()
         if self._core is not None:
             self._core.resend(now)
 
@@ -292,20 +281,27 @@ class QuicConnection:
 
         ``max_datagram_bytes`` as for :meth:`path_changed`.
         """
-        self._configuration.max_datagram_size = _usable(max_datagram_bytes)
+        self._stir()
+        self._configuration.max_datagram_size = usable_size(max_datagram_bytes)
         if self._core is not None:
             self._core.resize(self._configuration.max_datagram_size)
 
     def retry_now(self) -> None:
         """The way to the peer was gone and is back: try what is unacknowledged at once, not when a timeout that has
         doubled again and again is over."""
+        self._stir()
         if self._core is not None:
             self._core.retry_now()
 
     def close(self, now: float, reason: str) -> None:  # noqa: ARG002  - every input of a machine carries the time
         """End the connection; the peer hears ``reason`` (cut to 200 bytes) with the next datagram."""
+        self._stir()
         if not self._closed:
             self._close_core(reason)
+
+    def _stir(self) -> None:
+        """Something comes in: there may be something to say, and another time to say it at."""
+        self._still = self._timer_holds = False
 
     def _begin(self, datagram: bytes, now: float) -> None:
         """A server's first datagram: only a valid Initial makes a connection, so no stray one spoils it."""
@@ -328,7 +324,7 @@ class QuicConnection:
                 self._close_core("the peer broke a stream")
         ended = core.close_event
         if ended is not None and not self._closed:
-            self._finish(_printable(ended.reason_phrase) or f"error {ended.error_code:#x}", by_peer=core.closed_by_peer)
+            self._finish(printable(ended.reason_phrase) or f"error {ended.error_code:#x}", by_peer=core.closed_by_peer)
 
     def _authenticate(self, core: FastConnection) -> None:
         certificate_der = core.peer_certificate_der
@@ -372,7 +368,7 @@ class QuicConnection:
             self._close_core(str(error))
 
     def _close_core(self, reason: str, tls_error: int | None = None) -> None:
-        reason = _printable(reason)
+        reason = printable(reason)
         if self._core is not None:
             # A TLS alert keeps its words through the handshake; an application's close would lose them there (RFC
             # 9000 section 10.2.3), and the peer could tell its owner nothing but a number.
@@ -387,34 +383,3 @@ class QuicConnection:
         self._held.clear()
         self._held_bytes = 0
         self._events.append(Closed(reason, by_peer))
-
-
-def _configuration(
-    identity: Identity, alpn: str, idle_timeout_s: float, max_message_bytes: int, *, is_client: bool
-) -> QuicConfiguration:
-    return QuicConfiguration(
-        alpn_protocols=[alpn],
-        certificate=x509.load_der_x509_certificate(identity.certificate_der),
-        private_key=identity.private_key,
-        connection_id_length=CONNECTION_ID_BYTES,
-        idle_timeout=idle_timeout_s,
-        is_client=is_client,
-        max_datagram_size=MIN_DATAGRAM_BYTES,
-        max_stream_data=min(STREAM_WINDOW_BYTES, 2 * max_message_bytes + _LEAST_WINDOW_BYTES),
-        # One version: nothing to negotiate, and one set of initial keys to derive.
-        supported_versions=[QuicProtocolVersion.VERSION_1],
-        # Nobody signs these certificates; ``_authenticate`` compares fingerprints.
-        verify_mode=0,
-    )
-
-
-def _usable(max_datagram_bytes: int) -> int:
-    if max_datagram_bytes < MIN_DATAGRAM_BYTES:
-        raise ProtocolError(f"a path of {max_datagram_bytes} bytes cannot carry QUIC: it needs {MIN_DATAGRAM_BYTES}")
-    return min(max_datagram_bytes, MAX_DATAGRAM_BYTES)
-
-
-def _printable(text: str) -> str:
-    """One line fit for a terminal, whoever wrote it, at most ``_MAX_REASON_BYTES`` in UTF-8."""
-    shown = "".join(character if character.isprintable() else "?" for character in text)
-    return shown.encode(errors="replace")[:_MAX_REASON_BYTES].decode(errors="ignore")

@@ -23,7 +23,7 @@ from aioquic.quic.packet import QuicFrameType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
-from aioquic.tls import Epoch
+from aioquic.tls import Epoch, Group
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from kafila.ring.quic_congestion import INITIAL_WINDOW_PACKETS, BurstPacer, LinkCongestion
@@ -83,10 +83,14 @@ class CoreConnection(AioquicConnection):
         self._answered_packet = -1
         self._answered_ranges = 0
         self._new_path_packet: int | None = None
+        self.has_said_all = False
+        """Whether the last flush, though it had something, left nothing for another before an input or the timer."""
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls._request_client_certificate = True
+        # One group, which every Kafila has: a client makes a key for each that it offers, needed or not.
+        self.tls._supported_groups = [Group.X25519]
         self._space: QuicPacketSpace = self._spaces[Epoch.ONE_RTT]
 
     @property

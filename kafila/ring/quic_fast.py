@@ -131,6 +131,7 @@ class FastConnection(CoreConnection):
 
     def flush(self, now: float) -> list[bytes]:
         """The datagrams that should leave now."""
+        self.has_said_all = False
         if not self._is_settled():
             return super().flush(now)
         self._look_after()
@@ -148,6 +149,7 @@ class FastConnection(CoreConnection):
             self._pacing_at = None
             return []
         datagrams = self._send_plain(sources, acknowledge, now)
+        self.has_said_all = True
         self._note_acknowledgement()
         return datagrams
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -60,6 +61,7 @@ class SessionKeys:
     link: bytes = field(repr=False)
 
 
+@lru_cache(maxsize=1)  # a process has one session, unless it simulates all of its members
 def derive_keys(code: SessionCode) -> SessionKeys:
     """The keys of a code. Takes about 0.1 s and 32 MiB, so a driver calls it in a thread."""
     stretched = Scrypt(salt=code.locator.encode(), length=KEY_BYTES, n=_SCRYPT_N, r=_SCRYPT_R, p=_SCRYPT_P).derive(

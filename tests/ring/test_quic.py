@@ -137,7 +137,7 @@ def test_control_goes_before_bulk_that_was_queued_first() -> None:
 
 
 def test_a_large_message_arrives_through_windows_smaller_than_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic, "STREAM_WINDOW_BYTES", 100_000)
+    monkeypatch.setattr("kafila.ring.quic_setup.STREAM_WINDOW_BYTES", 100_000)
     wire = fresh_wire()
     wire.ends[SERVER].send(Stream.BULK, text(900_000, 7))
     wire.settle(60.0)

@@ -26,8 +26,8 @@ def sealer(sender: NodeId = ALICE, seed: int = 0, keys: SessionKeys = KEYS) -> S
 def test_keys_are_a_function_of_the_whole_code_and_differ() -> None:
     code = SessionCode("AB3DE", "0" * 15)
     keys = derive_keys(code)
-    assert derive_keys(SessionCode("AB3DE", "0" * 15)) == keys
     others = [derive_keys(SessionCode("AB3DF", "0" * 15)), derive_keys(SessionCode("AB3DE", "0" * 14 + "1"))]
+    assert derive_keys(SessionCode("AB3DE", "0" * 15)) == keys
     distinct = {key for each in [keys, *others] for key in (each.signalling, each.link)}
     assert len(distinct) == 6
     assert {len(key) for key in distinct} == {32}
