@@ -249,7 +249,8 @@ def _load_head(ops: Ops[T], checkpoint: Checkpoint) -> HeadWeights[T]:
     table = ops.table(_embedding(ops, checkpoint))
     if not config.tied:
         return HeadWeights(table, norm, ops.matrix([host_matrix(checkpoint, UNEMBEDDING, read_tensor)], None))
-    if _quantizes(config) and not ops.table_bytes(config.vocab, config.hidden):
+    if config.quantization is not None and not ops.table_bytes(config.vocab, config.hidden):
+        # Mapped for itself: what is read of it goes again, and the table keeps the rows that are looked up.
         return HeadWeights(table, norm, ops.matrix([host_matrix(checkpoint, EMBEDDING, map_tensor)], None))
     return HeadWeights(table, norm, ops.tied_matrix(table))
 

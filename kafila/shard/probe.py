@@ -74,7 +74,7 @@ def memory_of(
         flops=None,
         block_memory_bytes=block_memory_bytes(ops, config),
         head_memory_bytes=head_memory_bytes(ops, config),
-        workspace_bytes=workspace_bytes(config, context=context, slots=slots),
+        workspace_bytes=workspace_bytes(config, context=context, slots=slots, on_host=device_free is None),
     )
 
 

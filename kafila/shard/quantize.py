@@ -1,8 +1,8 @@
 """Weights into few bits and back, in main memory: what ``--quantize`` does while a checkpoint is loaded.
 
-A group's scale is first the one that spans it, then some smaller ones; the codes of each are fitted once more by least
-squares (the best scale and bias for given codes have a closed form), and what errs least is kept: in 4 bits the mean
-square error of normal weights is 9% below plain rounding's. No activations are needed: every member quantizes its own
+A group's scale is first the one that spans it, then some smaller ones. For the codes of each the best scale and bias
+follow by least squares, for those the best codes, and so once more; what errs least is kept. In 4 bits the mean square
+error of normal weights is 14% below plain rounding's. No activations are needed: every member quantizes its own
 blocks.
 """
 
@@ -111,9 +111,11 @@ def _searched(values: Floats, bits: int) -> _Fit:
     codes, scales, biases = _fitted(values, low, high, most)
     if bits > SEARCHED_BITS:
         return codes, scales, biases
+    codes, scales, biases = _fitted(values, biases, biases + scales * most, most)
     least = _error(values, codes, scales, biases)
     for share in SPANS:
-        fit = _fitted(values, low * np.float32(share), high * np.float32(share), most)
+        _, scale, bias = _fitted(values, low * np.float32(share), high * np.float32(share), most)
+        fit = _fitted(values, bias, bias + scale * most, most)
         error = _error(values, *fit)
         better = error < least
         least[better] = error[better]

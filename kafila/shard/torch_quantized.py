@@ -8,7 +8,7 @@ Three forms, by what a device has:
   more than bfloat16, and rows do not depend on what else is in the batch.
 - Groups in 4 bits, on a CPU in 16-bit sessions: torch's ``int4pack`` kernel, whose activations are bfloat16. 8 bits
   are two such matrices, the high half of each code and the low one, since scale * (16 high + low) + bias is a sum.
-- Everything else (other bits, float32, other devices): codes are unpacked on every use, `BUFFER_WEIGHTS` at a time.
+- Everything else (other bits, float32, other devices): codes are unpacked on every use, `UNPACKED_AT_ONCE` at a time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from kafila.shard import torch_kernels as kernels
 from kafila.shard.formats import Affine
 from kafila.shard.ops import HostTensor, QuantizedTensor
 from kafila.shard.quantize import to_float32, unpack_codes
+from kafila.shard.workspace import UNPACKED_AT_ONCE
 
-BUFFER_WEIGHTS = 1 << 23
-"""Weights unpacked at a time: 32 MiB in float32."""
 _INT8_INPUTS, _INT8_OUTPUTS = 512, 8
 """FBGEMM packs whole blocks of this many inputs and outputs (``PackBMatrix`` of int8 on AVX2: ``KCB``, ``NR``)."""
 _INT4_OUTPUTS = 16
@@ -84,7 +83,7 @@ class CodesMatrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(rows, inputs) to (rows, outputs)."""
-        at_once = max(1, BUFFER_WEIGHTS // x.size(1))
+        at_once = max(1, UNPACKED_AT_ONCE[0 if x.device.type == "cpu" else 1] // x.size(1))
         parts = [
             F.linear(x, self._unpacked(slice(first, first + at_once)).to(x.dtype))
             for first in range(0, self.codes.size(0), at_once)
@@ -195,6 +194,7 @@ def row_matrix(tensor: QuantizedTensor, bias: Tensor | None) -> RowMatrix:
         quantized = torch._make_per_channel_quantized_tensor(
             codes, scales, torch.zeros(len(scales), dtype=torch.long), 0
         )
+    del codes  # an unembedding's are not held thrice
     return RowMatrix(torch.ops.quantized.linear_prepack(quantized, None), bias)
 
 

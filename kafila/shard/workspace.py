@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kafila.shard.config import DecoderConfig
 from kafila.shard.formats import Affine
-from kafila.shard.manifest import EMBEDDING, UNEMBEDDING, block_tensors, weight_format
+from kafila.shard.manifest import EMBEDDING, UNEMBEDDING, block_tensors, mlp_weight, weight_format
 from kafila.shard.ops import Ops
 
 T = TypeVar("T")
@@ -20,6 +20,8 @@ PASS_ROWS = 512
 """Rows of the largest pass besides one a slot: the longest chunk of a prompt (``kafila.ring.pace.CHUNKS``)."""
 LOADED_AT_ONCE = 1 << 26
 """Weights of a matrix that are converted at once, at most (``torch_ops``)."""
+UNPACKED_AT_ONCE = (1 << 21, 1 << 23)
+"""Weights in few bits that are unpacked at a time, on a CPU and elsewhere (``torch_quantized``)."""
 CAPPED_ROWS = 64
 """Rows whose attention scores are in memory at once where scores are capped (``torch_kernels``, ``mlx_ops``)."""
 LIBRARY_BYTES = 40 << 20
@@ -49,27 +51,47 @@ def head_memory_bytes(ops: Ops[T], config: DecoderConfig) -> int:
     return table + config.hidden * _FLOAT + ops.matrix_bytes(config.vocab, config.hidden, form)
 
 
-def workspace_bytes(config: DecoderConfig, *, context: int, slots: int) -> int:
-    """What is needed for a while: loading, or the largest pass and the drawing after it, whichever takes more."""
-    serving = _pass_bytes(config, context, slots) + _draw_bytes(config, slots)
+def workspace_bytes(config: DecoderConfig, *, context: int, slots: int, on_host: bool = True) -> int:
+    """What is needed for a while: loading, or the largest pass and the drawing after it, whichever takes more.
+
+    ``on_host``: the device's memory is main memory.
+    """
+    serving = _pass_bytes(config, context, slots) + _draw_bytes(config, slots) + _unpacked_bytes(config, on_host)
     return LIBRARY_BYTES + _rope_bytes(config, context) + max(_loading_bytes(config), serving)
 
 
 def _loading_bytes(config: DecoderConfig) -> int:
     """The largest matrix as it is read, and what it is made into on its way to where it is kept."""
-    up_gate, head = 2 * config.intermediate * config.hidden, config.vocab * config.hidden
-    modules = {"model.layers.0.mlp.up_proj": up_gate, EMBEDDING if config.tied else UNEMBEDDING: head}
+    head = EMBEDDING if config.tied else UNEMBEDDING
     return max(
-        2 * weights + min(weights, LOADED_AT_ONCE) * _converted_bytes(weight_format(config, f"{module}.weight"))
-        for module, weights in modules.items()
+        _matrix_loading_bytes(
+            weight_format(config, mlp_weight(config, "up_proj")), (config.intermediate, config.hidden), parts=2
+        ),
+        _matrix_loading_bytes(weight_format(config, f"{head}.weight"), (config.vocab, config.hidden), parts=1),
     )
 
 
-def _converted_bytes(form: Affine | None) -> int:
-    """A weight's on its way: float32; or its code and a copy of that; or its code in 32 bits besides."""
-    if form is None:
-        return _FLOAT
-    return 2 if form.bits == 8 and not form.group_size else 2 + _FLOAT
+def _matrix_loading_bytes(form: Affine | None, shape: tuple[int, int], *, parts: int) -> int:
+    """Of ``parts`` matrices that become one, besides that one."""
+    weights = parts * prod(shape)
+    converted = min(weights, LOADED_AT_ONCE)
+    if form is None:  # as stored, and in float32
+        return 2 * weights + converted * _FLOAT
+    # Codes and float32 constants, once more where several are laid beside each other.
+    held = parts * parts * form.bytes(*shape, _FLOAT)
+    if form.bits == 8 and not form.group_size:
+        return held + converted  # a byte a code again, as torch packs it
+    # A byte a code, 32 bits a code, and the packed copy; or every bit of a code in a byte.
+    return held + converted * (2 + (_FLOAT if form.bits in {4, 8} else form.bits))
+
+
+def _unpacked_bytes(config: DecoderConfig, on_host: bool) -> int:  # noqa: FBT001  - internal, and passed on as it came
+    """Where codes have no kernel they are unpacked: bytes, floats, and the weights made of those."""
+    form = weight_format(config, mlp_weight(config, "up_proj"))
+    if form is None or not form.group_size:
+        return 0
+    at_once = UNPACKED_AT_ONCE[0 if on_host else 1]
+    return min(2 * config.intermediate * config.hidden, at_once) * (2 + 2 * _FLOAT)
 
 
 def _pass_bytes(config: DecoderConfig, context: int, slots: int) -> int:

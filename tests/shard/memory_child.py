@@ -1,8 +1,8 @@
 """Run as a process: serve a checkpoint as a whole ring of one, and say what that took of main memory.
 
-    python -m tests.shard.memory_child FOLDER DTYPE SLOTS CONTEXT
+    python -m tests.shard.memory_child FOLDER DTYPE SLOTS CONTEXT [SCHEME [KV_DTYPE]]
 
-Prints a JSON object: ``planned_bytes``, what a plan counts for it, and ``peak_bytes``, by how much the process's
+SCHEME is what ``--quantize`` would be given; empty or absent, weights stay as they are. Prints a JSON object: ``planned_bytes``, what a plan counts for it, and ``peak_bytes``, by how much the process's
 resident memory rose at most after everything was imported.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, model_manifest, open_checkpoint
 from kafila.shard.ops import Ops
 from kafila.shard.probe import memory_of
+from kafila.shard.schemes import with_scheme
 from kafila.shard.torch_ops import TorchOps
 from kafila.shard.workspace import PASS_ROWS
 from kafila.types import BlockRange, NatClass, Sampling, Segment
@@ -37,11 +39,11 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def planned_bytes(ops: Ops[Any], checkpoint: Checkpoint, slots: int, context: int) -> int:
+def planned_bytes(ops: Ops[Any], checkpoint: Checkpoint, slots: int, context: int, kv_dtype: str = "") -> int:
     """What the plan says that the only member holds."""
     capability = memory_of(ops, checkpoint.config, context=context, slots=slots)
     member = Member.from_capability("here", capability, rtt_s=None, nat=NatClass.ORDINARY)
-    manifest = model_manifest(checkpoint.name, checkpoint.config, ops.dtype)
+    manifest = model_manifest(checkpoint.name, checkpoint.config, ops.dtype, kv_dtype)
     plan = plan_session([member], manifest, Workload(context, slots), anchor=0)
     assert isinstance(plan, Plan), plan
     return plan.stages[0].memory_used_bytes
@@ -58,7 +60,9 @@ def serve(shard: Shard[Any], dtype: str, slots: int, context: int) -> None:
 
     *others, last = range(slots)
     start = context - PASS_ROWS - ANSWER_TOKENS
-    go((*(Segment(slot, 0, 2, sample=True) for slot in others), Segment(last, 0, start, sample=False)))
+    go(tuple(Segment(slot, 0, 2, sample=True) for slot in others))
+    for first in range(0, start, PASS_ROWS):
+        go((Segment(last, first, min(PASS_ROWS, start - first), sample=False),))
     answers = (Segment(slot, 2, 1, sample=True) for slot in others)
     go((*answers, Segment(last, start, PASS_ROWS, sample=True)))
     for turn in range(ANSWER_TOKENS):
@@ -66,15 +70,18 @@ def serve(shard: Shard[Any], dtype: str, slots: int, context: int) -> None:
         go((*running, Segment(last, start + PASS_ROWS + turn, 1, sample=True)))
 
 
-def main(folder: Path, dtype: str, slots: int, context: int) -> None:
+def main(folder: Path, dtype: str, slots: int, context: int, scheme: str = "", kv_dtype: str = "") -> None:
     """Measure and print."""
     ops = TorchOps("cpu", dtype, threads=1)
     checkpoint = open_checkpoint(folder)
-    planned = planned_bytes(ops, checkpoint, slots, context)
+    checkpoint = replace(checkpoint, config=with_scheme(checkpoint.config, scheme))
+    planned = planned_bytes(ops, checkpoint, slots, context, kv_dtype)
     forget_peak()
     before = resident("VmRSS")
     blocks = BlockRange(0, checkpoint.config.blocks)
-    shard = load_shard(ops, checkpoint, blocks, holds_head=True, slots=slots, context=context)
+    shard = load_shard(
+        ops, checkpoint, blocks, holds_head=True, slots=slots, context=context, kv_dtype=kv_dtype
+    )
     loaded = resident("VmHWM") - before
     serve(shard, dtype, slots, context)
     peak = resident("VmHWM") - before
@@ -82,4 +89,4 @@ def main(folder: Path, dtype: str, slots: int, context: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
