@@ -67,6 +67,7 @@ class Candidate:
     kind: CandidateKind
 
 
+@lru_cache(maxsize=1024)  # as often as the next
 def parse_host(host: str) -> IPv4Address | IPv6Address | None:
     """The IP literal, with IPv4-mapped IPv6 unwrapped; None for anything else, zones included."""
     try:

@@ -23,6 +23,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 
 from cryptography.exceptions import InvalidTag
@@ -90,6 +91,7 @@ def sender_of(data: bytes) -> NodeId | None:
     return NodeId(data[1:_CLEAR_BYTES])
 
 
+@lru_cache(maxsize=1024)  # asked for every message, as candidates' spelling is
 def _encode_address(address: Address | None) -> tuple[int, bytes, int]:
     ip = None if address is None else parse_host(address.host)
     if ip is None or address is None:
@@ -97,6 +99,7 @@ def _encode_address(address: Address | None) -> tuple[int, bytes, int]:
     return (_V4 if ip.version == 4 else _V6), ip.packed.ljust(16, b"\0"), address.port
 
 
+@lru_cache(maxsize=1024)  # as above
 def _decode_address(family: int, packed: bytes, port: int) -> Address | None:
     if family == _V4:
         return Address(str(IPv4Address(packed[:4])), port)

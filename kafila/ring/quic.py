@@ -224,8 +224,10 @@ class QuicConnection:
 
     def datagrams_to_send(self, now: float) -> list[bytes]:
         """What should leave now. Call after every other method; it costs nothing where nothing has changed."""
-        if self._still and ((due := self.next_timer()) is None or now < due):
-            return []
+        if self._still:
+            due = self._timer if self._timer_holds else self.next_timer()
+            if due is None or now < due:
+                return []
         datagrams = [] if self._core is None else self._core.flush(now)
         if self._early is not None and not self._established:
             # After the handshake's own: a peer that does not know us yet keeps only so many.

@@ -32,7 +32,7 @@ class Tap:
 
     def receive(self, data: bytes, source: Address, now: float) -> None:
         """One datagram came."""
-        if self.is_noting and source != self._mesh.control.server and classify(data) in {Kind.PATH, Kind.QUIC}:
+        if self.is_noting and source != self._mesh.control.server and classify(data) in (Kind.PATH, Kind.QUIC):
             self.received.append((data, source))
         self._mesh.receive(data, source, now)
 
