@@ -12,9 +12,10 @@ import pytest
 from kafila.shard.manifest import open_checkpoint, own_tensors
 from kafila.types import BlockRange
 from tests.integration.models import talking_checkpoint
+from tests.integration.oracle import PROMPTS, answers
 from tests.integration.processes import CODE, Machine, Process, machine
 from tests.integration.test_errors import failure
-from tests.integration.test_ring import FLOAT32, PROMPTS, TOKENS, answers, told
+from tests.integration.test_ring import FLOAT32, TOKENS, told
 from tests.shard.web import Web, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

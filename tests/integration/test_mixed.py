@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
-import transformers
 
-from kafila.demo import default_folder
-from kafila.demo.convert import is_whole
 from kafila.types import Segment
+from tests.integration import oracle
+from tests.integration.oracle import PROMPTS, Reference, demonstration_model
 from tests.integration.processes import machine
-from tests.integration.test_ring import PROMPTS, told
+from tests.integration.test_ring import told
 from tests.shard.backends import needs_mlx
 from tests.shard.rings import LocalRing
 
@@ -32,37 +29,14 @@ least share of positions whose likeliest token is the same. transformers' own bf
 pytestmark = [needs_mlx, pytest.mark.slow]
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What transformers answers greedily in float32."""
-
-    prompt: list[int]
-    answer: list[int]
-    text: str
-
-
 @pytest.fixture(scope="module")
 def smollm() -> Path:
-    folder = default_folder()
-    if not is_whole(folder):
-        pytest.skip("the demonstration model is not there: make demo-model")
-    return folder
+    return demonstration_model()
 
 
 @pytest.fixture(scope="module")
 def references(smollm: Path) -> list[Reference]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm)
-    model = transformers.AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32).eval()
-    found = []
-    for prompt in PROMPTS:
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        made = model.generate(**ids, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)[0].tolist()
-        length = ids["input_ids"].shape[1]
-        text = tokenizer.decode(made[length:], skip_special_tokens=True)
-        found.append(Reference(made[:length], made[length:], text))
-    return found
+    return oracle.references(smollm, PROMPTS, TOKENS)
 
 
 async def test_a_ring_of_both_answers_as_in_transformers(smollm: Path, references: list[Reference]) -> None:

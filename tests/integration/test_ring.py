@@ -7,42 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 import trio
 
-from kafila.demo import default_folder
-from kafila.demo.convert import is_whole
 from tests.integration.models import talking_checkpoint
+from tests.integration.oracle import PROMPTS, answers, demonstration_model
 from tests.integration.processes import CODE, Process, machine
 
-PROMPTS = (
-    "What is the capital of France, and why is it famous?",
-    "Name three rivers.",
-    "Write a haiku about the desert.",
-    "What is 17 + 25?",
-    "Why is the sky blue?",
-    "Translate 'good morning' into Spanish.",
-    "Give me a recipe for flat bread.",
-    "Who was Ibn Battuta?",
-    "Count from one to ten.",
-    "Schreibe einen Satz über Kamele.",
-)
 TOKENS = 48
-
-
-def answers(folder: Path, prompts: Sequence[str], count: int) -> list[str]:
-    """What transformers answers greedily in float32, as text."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    texts = []
-    for prompt in prompts:
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        made = model.generate(**ids, max_new_tokens=count, do_sample=False, pad_token_id=0)
-        texts.append(tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
-    return texts
 
 
 async def told(process: Process, prompts: Sequence[str]) -> str:
@@ -58,10 +29,7 @@ FLOAT32 = ("--dtype", "float32", "--max-tokens", str(TOKENS), "--context", "512"
 
 @pytest.fixture(scope="module")
 def smollm() -> Path:
-    folder = default_folder()
-    if not is_whole(folder):
-        pytest.skip("the demonstration model is not there: make demo-model")
-    return folder
+    return demonstration_model()
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from kafila.shard.patience import Patience
 from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import Hub
 from tests.integration.models import talking_checkpoint
+from tests.integration.oracle import PROMPTS, answers
 from tests.integration.processes import CODE, machine
 from tests.integration.test_errors import failure
-from tests.integration.test_ring import FLOAT32, PROMPTS, TOKENS, answers, told
+from tests.integration.test_ring import FLOAT32, TOKENS, told
 from tests.shard.web import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
