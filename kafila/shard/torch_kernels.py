@@ -295,12 +295,18 @@ def few_bits_block(
     scale: Optional[float],
     cap: float,
 ) -> Tensor:
-    """`packed_block` over matrices in few bits, in the order qkv, o, up_gate, down. ``x`` is reused."""
-    y = few_bits_linear(rms_norm(x, attention_weight, attention_floor), 0, packed, planes, groups, biases)
+    """`packed_block` over matrices in few bits, in the order qkv, o, up_gate, down. ``x`` is reused.
+
+    Whatever is there before the last three is qkv's, several that differ in their bits.
+    """
+    o = len(groups) - 3
+    y = rms_norm(x, attention_weight, attention_floor)
+    qkv = [few_bits_linear(y, index, packed, planes, groups, biases) for index in range(o)]
+    y = qkv[0] if o == 1 else torch.cat(qkv, 1)
     y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window, scale, cap)
-    x.add_(normed(few_bits_linear(y, 1, packed, planes, groups, biases), attended_weight, attention_floor))
-    y = few_bits_linear(rms_norm(x, mlp_weight, mlp_floor), 2, packed, planes, groups, biases)
-    y = few_bits_linear(gated(y, gelu), 3, packed, planes, groups, biases)
+    x.add_(normed(few_bits_linear(y, o, packed, planes, groups, biases), attended_weight, attention_floor))
+    y = few_bits_linear(rms_norm(x, mlp_weight, mlp_floor), o + 1, packed, planes, groups, biases)
+    y = few_bits_linear(gated(y, gelu), o + 2, packed, planes, groups, biases)
     return x.add_(normed(y, mlp_out_weight, mlp_floor))
 
 

@@ -39,7 +39,16 @@ from kafila.shard.ops import (
 )
 from kafila.shard.quantize import dequantize, stacked
 from kafila.shard.torch_experts import ExpertBank
-from kafila.shard.torch_matrices import PACK_WEIGHTS, DenseMatrix, PackedMatrix, fits_half, one_or_stacked, pack, stack
+from kafila.shard.torch_matrices import (
+    PACK_WEIGHTS,
+    DenseMatrix,
+    PackedMatrix,
+    StackedMatrix,
+    fits_half,
+    one_or_stacked,
+    pack,
+    stack,
+)
 from kafila.types import Segment
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -277,7 +286,8 @@ class TorchOps:
         if isinstance(weights.mlp, Experts):
             return None
         matrices = (weights.qkv, weights.o, weights.mlp.up_gate, weights.mlp.down)
-        if few := few_bits.parts_of(matrices):
+        stacked_qkv = weights.qkv.parts if isinstance(weights.qkv, StackedMatrix) else (weights.qkv,)
+        if few := few_bits.parts_of((*stacked_qkv, *matrices[1:])):
             return self._few_bits_block(weights, shape, few, _extras(weights, weights.mlp))
         qkv, o, up_gate, down = (m.packed if isinstance(m, PackedMatrix) else None for m in matrices)
         if any(packed is None for packed in (qkv, o, up_gate, down)):

@@ -56,7 +56,8 @@ def workspace_bytes(config: DecoderConfig, *, context: int, slots: int, on_host:
 
     ``on_host``: the device's memory is main memory.
     """
-    serving = _pass_bytes(config, context, slots) + _draw_bytes(config, slots) + _unpacked_bytes(config, on_host)
+    serving = _pass_bytes(config, context, slots) + _draw_bytes(config, slots)
+    serving += _unpacked_bytes(config, on_host) + (_rows_bytes(config, slots) if on_host else 0)
     return LIBRARY_BYTES + _rope_bytes(config, context) + max(_loading_bytes(config), serving)
 
 
@@ -85,13 +86,29 @@ def _matrix_loading_bytes(form: Affine | None, shape: tuple[int, int], *, parts:
     return held + converted * (2 + (_FLOAT if form.bits in {4, 8} else form.bits))
 
 
-def _unpacked_bytes(config: DecoderConfig, on_host: bool) -> int:  # noqa: FBT001  - internal, and passed on as it came
+def _unpacked_bytes(config: DecoderConfig, on_host: bool) -> int:
     """Where codes have no kernel they are unpacked: bytes, floats, and the weights made of those."""
     form = weight_format(config, mlp_weight(config, "up_proj"))
     if form is None or not form.group_size:
         return 0
     at_once = UNPACKED_AT_ONCE[0 if on_host else 1]
     return min(2 * config.intermediate * config.hidden, at_once) * (2 + 2 * _FLOAT)
+
+
+def _rows_bytes(config: DecoderConfig, slots: int) -> int:
+    """What the integer kernels of `torch_kernels.int8_linear` take besides activations: of every input the number twice
+    in floats, coarse and fine, both together and in a byte; of every output two sums in 32 bits and in floats."""
+    mlp = config.intermediate
+    shapes = {"up_proj": (2 * mlp, config.hidden), "down_proj": (config.hidden, mlp)}
+    forms = ((weight_format(config, mlp_weight(config, name)), shape) for name, shape in shapes.items())
+    return (PASS_ROWS + slots) * max(
+        (
+            20 * outputs + 18 * inputs
+            for form, (outputs, inputs) in forms
+            if form is not None and form.bits == 8 and not form.group_size
+        ),
+        default=0,
+    )
 
 
 def _pass_bytes(config: DecoderConfig, context: int, slots: int) -> int:

@@ -2,7 +2,8 @@
 
     python -m tests.shard.memory_child FOLDER DTYPE SLOTS CONTEXT [SCHEME [KV_DTYPE]]
 
-SCHEME is what ``--quantize`` would be given; empty or absent, weights stay as they are. Prints a JSON object: ``planned_bytes``, what a plan counts for it, and ``peak_bytes``, by how much the process's
+SCHEME is what ``--quantize`` would be given; empty or absent, weights stay as they are. Prints a JSON object:
+``planned_bytes``, what a plan counts for it, and ``peak_bytes``, by how much the process's
 resident memory rose at most after everything was imported.
 """
 
@@ -79,9 +80,7 @@ def main(folder: Path, dtype: str, slots: int, context: int, scheme: str = "", k
     forget_peak()
     before = resident("VmRSS")
     blocks = BlockRange(0, checkpoint.config.blocks)
-    shard = load_shard(
-        ops, checkpoint, blocks, holds_head=True, slots=slots, context=context, kv_dtype=kv_dtype
-    )
+    shard = load_shard(ops, checkpoint, blocks, holds_head=True, slots=slots, context=context, kv_dtype=kv_dtype)
     loaded = resident("VmHWM") - before
     serve(shard, dtype, slots, context)
     peak = resident("VmHWM") - before

@@ -17,7 +17,7 @@ from kafila.errors import ModelIncomplete
 from kafila.shard.formats import Affine
 from kafila.shard.load import host_matrix, load_shard, read_tensor
 from kafila.shard.manifest import open_checkpoint
-from kafila.shard.ops import Mlp, QuantizedTensor
+from kafila.shard.ops import AttentionShape, Mlp, QuantizedTensor
 from kafila.shard.quantize import dequantize, to_float32
 from kafila.shard.schemes import SCHEMES, with_scheme
 from kafila.shard.torch_ops import TorchOps
@@ -254,8 +254,11 @@ def test_blocks_in_few_bits_are_fused(plain: Path) -> None:
         shard = load_shard(ops, few, BlockRange(0, 1), holds_head=False, slots=1, context=8)
         block = shard.weights[0]
         assert isinstance(block.mlp, Mlp)
-        kinds = {type(matrix).__name__ for matrix in (block.qkv, block.o, block.mlp.up_gate, block.mlp.down)}
-        assert kinds == {"RowMatrix" if scheme == "int8" else "Int4Matrix"}
+        kinds = [type(matrix).__name__ for matrix in (block.qkv, block.o, block.mlp.up_gate, block.mlp.down)]
+        mixed = ["StackedMatrix", "Int4Matrix", "Int4Matrix", "RowMatrix"]
+        assert kinds == (["RowMatrix"] * 4 if scheme == "int8" else mixed)
+        shape = AttentionShape(few.config.heads, few.config.kv_heads, few.config.head_dim, 0)
+        assert ops.fused_block(block, shape) is not None
 
 
 @pytest.mark.parametrize(("scheme", "most"), [("int8", 0.002), ("int4", 0.2)])

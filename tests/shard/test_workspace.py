@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kafila.shard.config import parse_config
-from kafila.shard.manifest import expected_tensors, model_manifest
+from kafila.shard.manifest import CODES, STORED_BYTES, model_manifest, stored_tensors
 from kafila.shard.torch_ops import TorchOps
 from kafila.shard.workspace import block_memory_bytes, head_memory_bytes, workspace_bytes
 from tests.shard.test_config import LLAMA
@@ -51,9 +51,11 @@ def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int, **co
     (folder / "config.json").write_text(text)
     header: dict[str, Any] = {}
     end = 0
-    for name, shape in expected_tensors(parse_config(text)).items():
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + 2 * prod(shape)]}
-        end += 2 * prod(shape)
+    for name, stored in stored_tensors(parse_config(text)).items():
+        dtype = "U32" if stored.dtypes == CODES else "BF16"
+        size = STORED_BYTES[dtype] * prod(stored.shape)
+        header[name] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [end, end + size]}
+        end += size
     encoded = json.dumps(header).encode()
     pattern = (np.random.default_rng(0).standard_normal(1 << 20, np.float32) * 0.03).view(np.uint32) >> 16
     with (folder / "model.safetensors").open("wb") as file:
@@ -64,19 +66,25 @@ def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int, **co
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
 @pytest.mark.parametrize(
-    ("dtype", "blocks", "tied", "hidden", "config"),
+    ("dtype", "blocks", "tied", "hidden", "config", "options"),
     [
-        ("bfloat16", 11, True, 1024, {}),
-        ("bfloat16", 8, False, 768, {}),
-        ("float32", 6, False, 1024, {}),
-        ("bfloat16", 4, True, 1024, EXPERTS),
+        ("bfloat16", 11, True, 1024, {}, []),
+        ("bfloat16", 8, False, 768, {}, []),
+        ("float32", 6, False, 1024, {}, []),
+        ("bfloat16", 4, True, 1024, EXPERTS, []),
+        ("bfloat16", 14, True, 1024, {}, ["int8"]),
+        ("bfloat16", 16, True, 1024, {}, ["int4", "float32"]),
+        ("float32", 16, False, 1024, {}, ["int4", "bfloat16"]),
+        ("bfloat16", 20, True, 1024, {"quantization": {"bits": 4, "group_size": 64}}, []),
+        ("float32", 14, False, 1024, {"quantization": {"bits": 8, "group_size": 64}}, []),
     ],
 )
 def test_nothing_takes_more_than_the_plan_admitted_and_little_less(
-    tmp_path: Path, dtype: str, blocks: int, tied: bool, hidden: int, config: dict[str, Any]
+    tmp_path: Path, dtype: str, blocks: int, tied: bool, hidden: int, config: dict[str, Any], options: list[str]
 ) -> None:
+    """``options``: what ``--quantize`` and ``--kv-dtype`` would be given."""
     folder = large_checkpoint(tmp_path, blocks, tied=tied, hidden=hidden, **config)
-    command = [sys.executable, "-m", "tests.shard.memory_child", str(folder), dtype, "4", "640"]
+    command = [sys.executable, "-m", "tests.shard.memory_child", str(folder), dtype, "4", "640", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
