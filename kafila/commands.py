@@ -18,7 +18,7 @@ import trio
 from kafila.api.guard import is_loopback
 from kafila.console import StderrConsole, is_terminal, printable, styled
 from kafila.device import DeviceBackend, DeviceSettings, parse_size
-from kafila.errors import KafilaError, UsageError
+from kafila.errors import KafilaError, Unanswered, UsageError
 from kafila.lines import Leave, Lines, PipeLines, PromptLines, terminal_kept
 from kafila.members import machine_digest
 from kafila.node import Node, run_node
@@ -77,6 +77,8 @@ def host_or_join(options: dict[str, Any]) -> None:
         trio.run(person.watch, member)
     if person.interrupted:
         raise KeyboardInterrupt
+    if person.unanswered:
+        raise Unanswered(f"{person.unanswered} of the questions got no answer: why stands above")
 
 
 def node_settings(options: dict[str, Any]) -> NodeSettings:
@@ -190,6 +192,8 @@ class _Person:
     def __init__(self, console: StderrConsole, options: dict[str, Any]) -> None:
         self.interrupted = False
         """Whether Ctrl-C or SIGTERM ended it."""
+        self.unanswered = 0
+        """Questions of a pipe that got no answer. At a terminal the person has seen it."""
         self._console = console
         self._options = options
         self._chat: Chat | None = None
@@ -235,6 +239,8 @@ class _Person:
             await self._chat.run(lines)
         except Leave:
             self.interrupted = True
+        if not at_terminal:
+            self.unanswered = self._chat.unanswered
 
 
 def _write(text: str) -> None:

@@ -10,7 +10,8 @@ traceback. Expected outcomes (a declined plan, a symmetric NAT) are values, not 
     |   |-- WrongSecret         the code's secret does not open the session
     |   |-- SessionFull
     |   |-- MemberLeft          somebody the ring needs has gone
-    |   `-- PlanDeclined        no division fits; carries the planner's words
+    |   |-- PlanDeclined        no division fits; carries the planner's words
+    |   `-- Unanswered          some of a pipe's questions got no answer; each said why
     |-- ModelError              the checkpoint cannot be served
     |   |-- ModelNotFound
     |   |-- ModelIncomplete     names the tensor and the file
@@ -70,6 +71,10 @@ class MemberLeft(SessionError):
 
 class PlanDeclined(SessionError):
     """No division of the model fits the members; the message is the planner's."""
+
+
+class Unanswered(SessionError):
+    """Some of a pipe's questions got no answer; each said why when it happened."""
 
 
 class ModelError(KafilaError):

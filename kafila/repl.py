@@ -93,6 +93,8 @@ class Chat:
     """Whether a conversation that outgrows the context loses its oldest turns."""
     messages: tuple[Message, ...] = ()
     took: Took | None = None
+    unanswered: int = 0
+    """Questions that were refused, or that nothing came of; each was told when it happened."""
     _answering: trio.CancelScope | None = None
     _shown: list[str] = field(default_factory=list)
     _thought: bool = False
@@ -205,6 +207,8 @@ class Chat:
         self.write("\n")
         self._tell_end(last, stopped)
         refused = last is not None and last.finish in {FinishReason.ERROR, FinishReason.BUSY}
+        if refused or (not self._shown and last is not None and last.finish is FinishReason.CONTEXT):
+            self.unanswered += 1
         if self.remember and self._shown and not refused:
             self.messages = (*self.messages, turn, Message("assistant", "".join(self._shown)))
 

@@ -150,6 +150,7 @@ async def test_a_refused_question_is_not_remembered(autojump_clock: MockClock) -
     end = Text("r", ME, "", FinishReason.BUSY, "too many wait")
     _, screen, chat = await talk(Ring("x", end=end), "hi")
     assert chat.messages == ()
+    assert chat.unanswered == 1
     assert screen.errors == ["too many wait"]
 
 

@@ -126,3 +126,15 @@ async def test_a_pipe_asks_prints_and_leaves(tmp_path: Path) -> None:
         await host.hang_up()
         assert await host.wait() == 0
         assert host.out == wanted
+
+
+async def test_a_pipe_whose_question_is_refused_says_so_with_its_exit_code(tmp_path: Path) -> None:
+    folder = talking_checkpoint(tmp_path / "tiny")
+    async with machine() as here:
+        host = await here.node("--host", "--model", str(folder), "--members", "1", *FLOAT32)
+        await host.say("far too long " * 500)
+        await host.say(PROMPTS[0])
+        await host.hang_up()
+        assert await host.wait() == 1
+        assert host.out.strip() == answers(folder, PROMPTS[:1], TOKENS)[0].strip()
+        assert host.err.splitlines()[-1] == "error: 1 of the questions got no answer: why stands above"

@@ -21,7 +21,7 @@ name = "attic"
 memory_gb = 24
 bandwidth_gbps = 100
 """
-QUICK = ("--sessions", "1", "--jobs", "1", "--tokens", "6")
+QUICK = ("--sessions", "1", "--jobs", "1", "--tokens", "16")
 
 
 def run(*arguments: str) -> Result:
