@@ -36,7 +36,7 @@ async def test_members_hold_what_the_host_asked_for(quantize: str, kind: str, fo
     duty = Duty(BlockRange(1, 3), holds_head=False, slots=1, context=32, dtype=offer.dtype)
     shard = friend._load(offer, duty, lambda _: None, Patience())
     assert isinstance(shard, Shard)
-    assert {type(weights.qkv).__name__ for weights in shard.weights} == {kind}
+    assert {type(weights.o).__name__ for weights in shard.weights} == {kind}
     assert {str(storage.dtype) for storage in shard._cache.storage} == {"torch.float32"}
     host.close()
     friend.close()

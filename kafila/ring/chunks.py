@@ -1,10 +1,11 @@
 """What a chunk of a prompt adds to a batch that answers ride in, by where in the prompt it stands (pure).
 
 A chunk of c tokens from place p costs a stage its rows' arithmetic and their attention to all that lies before: about
-(b + d p) c, and something for reading the p tokens' cache, whatever c is. None of the three is known beforehand, and on
-a processor the last two are soon the largest. So nothing is fitted: what was measured lately near by, in octaves of p,
-is taken up by as much as it could grow at most, which is in proportion to the tokens and to the place. An estimate is
-therefore never below the truth where the cost is of that form, and with each chunk that passes it comes closer.
+(b + d p) c, and something whatever c is: reading the p tokens' cache, and the weights where a device does not share that
+with the answers' rows. None of these is known beforehand. So nothing is fitted: what was measured lately near by, in
+octaves of p, is scaled to the place in proportion, the most it can grow, and to the tokens half in proportion, for the
+other half may not depend on them. Where all of it does, a chunk of a new size is once dearer than was thought, by a
+third at most; what was measured for the size nearest to the one asked for is what counts, so it happens once.
 """
 
 from __future__ import annotations
@@ -33,10 +34,8 @@ class _Seen:
     """What those answers alone took then. A machine that slows down slows both."""
 
     def at(self, tokens: int, place: float, usual_s: Sequence[float]) -> tuple[float, ...]:
-        """What ``tokens`` from there would add at most; fewer tokens save half in proportion, for reading the cache
-        may be the other half."""
-        share = tokens / self.tokens
-        grown = (share if share > 1 else (1 + share) / 2) * max(1.0, (place + _NEAR) / (self.place + _NEAR))
+        """What ``tokens`` from there would add."""
+        grown = (1 + tokens / self.tokens) / 2 * max(1.0, (place + _NEAR) / (self.place + _NEAR))
         return tuple(
             added * grown * (now / then if then > 0 else 1.0)
             for added, then, now in zip(self.added_s, self.usual_s, usual_s, strict=True)
@@ -65,7 +64,9 @@ class ChunkCosts:
     def added_s(self, tokens: int, start: int) -> tuple[float, ...]:
         """What each stage would take longer for a chunk, which is no longer than :meth:`longest`."""
         place = start + tokens / 2
-        guesses = [seen.at(tokens, place, self._answers_s(seen.answers)) for seen in self._near(start)]
+        near = self._near(start)
+        size = min((seen.tokens for seen in near), key=lambda size: max(size, tokens) / min(size, tokens))
+        guesses = [seen.at(tokens, place, self._answers_s(seen.answers)) for seen in near if seen.tokens == size]
         return tuple(sorted(stage)[len(stage) // 2] for stage in zip(*guesses, strict=True))
 
     def _near(self, start: int) -> Sequence[_Seen]:

@@ -236,7 +236,7 @@ class Pace:
         usual_s = self._answers_s(_divided(answers, batches)[0])
         usual_gap_s = self._answers_gap_s(answers, batches, hopeful=True)
         longest = self._chunks.longest(start)
-        best, most = Reading(batches, min(max(longest, _BESIDE[0]), CHUNKS[0])), -1.0
+        best, most = Reading(batches, min(longest or CHUNKS[0], CHUNKS[0])), -1.0
         for size in (size for size in _BESIDE if size <= longest):
             added_s = self._chunks.added_s(size, start)
             stage_s = tuple(map(sum, zip(usual_s, added_s, strict=True)))

@@ -13,7 +13,7 @@ from sims.fleet.place import Net
 from sims.fleet.session import run_trial
 from sims.fleet.trial import Outcome, Refused, Trial
 
-SHORT = Trial("lan", "Qwen3-8B", Net.OVERHEAD, generations=2, answer_tokens=6, prompt_tokens=8)
+SHORT = Trial("lan", "Qwen3-8B", Net.OVERHEAD, generations=2, answer_tokens=12, prompt_tokens=8)
 
 
 def served(trial: Trial) -> Outcome:
@@ -105,7 +105,7 @@ def test_twelve_members(tmp_path: Path) -> None:
         f'[[member]]\nname = "m{n}"\nmemory_gb = 4\nbandwidth_gbps = {60 + 5 * n}\nlan = "hall"' for n in range(12)
     )
     trial = replace(SHORT, fleet=written(tmp_path, f"hop_ms = 0.2\n{members}"), network=Net.PATHS, users=3)
-    outcome = served(replace(trial, answer_tokens=5))
+    outcome = served(trial)
     assert len(outcome.names) == 12
     assert sum(outcome.counts) == 36
     assert outcome.all_users > 2.5 * outcome.one_user
