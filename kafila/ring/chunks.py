@@ -1,7 +1,7 @@
 """What a chunk of a prompt adds to a batch that answers ride in, by where in the prompt it stands (pure).
 
 A chunk of c tokens from place p costs a stage its rows' arithmetic and their attention to all that lies before: about
-(b + d p) c, and something whatever c is: reading the p tokens' cache, and the weights where a device does not share that
+(b + d p) c, and something whatever c is: reading the p tokens' cache, and the weights where a device cannot share that
 with the answers' rows. None of these is known beforehand. So nothing is fitted: what was measured lately near by, in
 octaves of p, is scaled to the place in proportion, the most it can grow, and to the tokens half in proportion, for the
 other half may not depend on them. Where all of it does, a chunk of a new size is once dearer than was thought, by a
