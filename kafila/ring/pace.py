@@ -7,7 +7,8 @@ after
     gap(m) = max(m x largest t(k), sum of t(k) + what lies between the stages)
 
 and the ring yields q / gap(m) tokens a second: the paper's min(1/bottleneck, q/circuit) for rows that are worth a batch
-each. The fewest rows a batch keep every stage at work; one batch saves reading. Which is better, times decide.
+each. The fewest rows a batch keep every stage at work; one batch saves reading. Which is better, times decide: what
+stage times promise is tried, and what then came of it is kept (:mod:`kafila.ring.divisions`).
 
 A chunk of a prompt makes every batch longer that it rides in. While answers run it is as long as keeps their gap within
 ``MAX_STRETCH`` of what it is without, at the place in the prompt that it comes from (:mod:`kafila.ring.chunks`), and
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from kafila.ring.chunks import ChunkCosts
+from kafila.ring.divisions import Divisions, divided
 from kafila.types import Segment
 
 MAX_STRETCH = 2.5
@@ -49,8 +51,12 @@ _WORTH_IT = 1.5
 """What another batch on its way must add to a prompt's speed: it is one more to wait behind, should it be late."""
 _INSTANT_S = 1e-9
 """No batch is quicker."""
-_BETTER = 0.95
-"""A change of course must promise a gap shorter by this, or noise would change it all the time."""
+_SPARED = 0.8
+"""Part of the time that stage times promise for fewer batches than there are, as long as none was measured: stages that
+share a machine were slower side by side than they would be in turns."""
+_BETTER, _MEASURED_BETTER = 0.95, 0.98
+"""A change of course must promise a gap shorter by this, or noise would change it all the time; by less where both were
+measured."""
 
 
 _USUAL_FROM = 3
@@ -137,6 +143,7 @@ class Pace:
         self._rows = _Costs()
         """By the number of rows, chunks among them: those attend to one another and not each to a conversation."""
         self._chunks = ChunkCosts(self._answers_s)
+        self._divisions = Divisions()
         self._alone_seen = 0
         """Batches that had one token of each of some answers and nothing else."""
         self._since_alone = 0
@@ -156,9 +163,12 @@ class Pace:
         new = False
         if not chunks:
             new = self._answers.record(rows, stage_s)
+            self._divisions.record(answers, circuit_s)
             self._alone_seen += 1
             self._since_alone = 0
-        elif answers:
+        else:
+            self._divisions.disturbed()
+        if chunks and answers:
             self._since_alone += 1
             self._chunks.record(answers, rows - answers, max(chunk.start for chunk in chunks), stage_s)
         if chunks or rows == 1:
@@ -192,23 +202,32 @@ class Pace:
         return max(busiest, max(map(sum, batches)) + (self._between_s or 0.0))
 
     def _answers_gap_s(self, answers: int, batches: int, *, hopeful: bool = False) -> float:
-        return self._gap_s([self._answers_s(size, hopeful=hopeful) for size in _divided(answers, batches)])
+        return self._gap_s([self._answers_s(size, hopeful=hopeful) for size in divided(answers, batches)])
 
     def batches(self, answers: int) -> int:
         """Into how many batches to divide ``answers`` running ones: as many as there are stages, until times say
         better."""
-        return self._once((answers,), lambda: self._best_batches(answers))
+        batches = self._once((answers,), lambda: self._best_batches(answers))
+        self._divisions.use(answers, batches)
+        return batches
 
     def _best_batches(self, answers: int) -> int:
         most = max(1, min(answers, MAX_BATCHES))
         course = min(self._course.get(answers, self._stages), most)
-        if self._measured:
-            gaps = {m: self._answers_gap_s(answers, m, hopeful=True) for m in range(1, most + 1)}
+        if self._measured and self._divisions.tried(answers, course):
+            gaps = {m: self._promised_gap_s(answers, m, course) for m in range(1, most + 1)}
             best = min(gaps, key=lambda m: (gaps[m], -m))
-            if gaps[best] < _BETTER * gaps[course]:
+            measured = all(self._divisions.gap_s(answers, m) is not None for m in (best, course))
+            if gaps[best] < (_MEASURED_BETTER if measured else _BETTER) * gaps[course]:
                 course = best
             self._course[answers] = course
         return course
+
+    def _promised_gap_s(self, answers: int, batches: int, course: int) -> float:
+        measured_s = self._divisions.gap_s(answers, batches)
+        if measured_s is not None:
+            return measured_s
+        return self._answers_gap_s(answers, batches, hopeful=True) * (_SPARED if batches < course else 1.0)
 
     def reading(self, answers: int, prompt_tokens: int, start: int) -> Reading:
         """How a prompt is read in: with nobody running, so that no stage waits; beside answers, so much at a time that
@@ -233,7 +252,7 @@ class Pace:
         batches = self.batches(answers)
         if self._alone_seen < _USUAL_FROM or self._since_alone >= _REFRESH:
             return Reading(batches, 0)
-        usual_s = self._answers_s(_divided(answers, batches)[0])
+        usual_s = self._answers_s(divided(answers, batches)[0])
         usual_gap_s = self._answers_gap_s(answers, batches, hopeful=True)
         longest = self._chunks.longest(start)
         best, most = Reading(batches, min(longest or CHUNKS[0], CHUNKS[0])), -1.0
@@ -262,12 +281,6 @@ class Pace:
         stages = self._rows_s(size, hopeful=True)
         chunks = -(-tokens // size)
         return sum(stages) + (self._between_s or 0.0) + (chunks - 1) * max(stages)
-
-
-def _divided(answers: int, batches: int) -> list[int]:
-    """The sizes of ``batches`` that share ``answers`` as evenly as can be, the larger ones first."""
-    each, larger = divmod(answers, batches)
-    return [each + 1] * larger + [each] * (batches - larger)
 
 
 def _between(lower: Sequence[float], upper: Sequence[float], part: float) -> tuple[float, ...]:

@@ -33,7 +33,8 @@ class Pipeline:
     """``stage_s``: what each stage takes for so many rows. ``hop_s`` lies between any two and before the first.
 
     Attention costs every stage ``read_s`` for each token in the cache of a conversation that rides, and ``pair_s`` for
-    each of its rows and each token that the row looks back at.
+    each of its rows and each token that the row looks back at. ``shared``: by how much each other stage at work makes a
+    stage slower.
     """
 
     pace: Pacing
@@ -41,6 +42,7 @@ class Pipeline:
     hop_s: float = 0.0
     read_s: float = 0.0
     pair_s: float = 0.0
+    shared: float = 0.0
     slots: int = 16
     context: int = 8192
     now: float = 0.0
@@ -74,7 +76,8 @@ class Pipeline:
         attention_s = sum(map(self._attention_s, batch.segments))
         for stage, cost in enumerate(self.stage_s):
             began = max(at, self._free_at[stage])
-            times.append(cost(len(batch.tokens)) + attention_s)
+            others = sum(free_at > began for n, free_at in enumerate(self._free_at) if n != stage)
+            times.append((cost(len(batch.tokens)) + attention_s) * (1 + self.shared * others))
             at = self._free_at[stage] = began + times[-1]
             at += self.hop_s
         heapq.heappush(self._back, (at, batch.number, batch, tuple(times), self.now))

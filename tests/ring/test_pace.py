@@ -64,6 +64,17 @@ def test_more_batches_than_stages_where_links_are_long_and_rows_cost() -> None:
     assert pipeline.pace.batches(6) > 2
 
 
+@pytest.mark.parametrize("users", [2, 4])
+def test_stages_that_slow_one_another_work_in_turns_where_that_is_quicker(users: int) -> None:
+    """What two batches took side by side says too much of one; it is tried, and kept."""
+    stages = [linear(0.012, 0.001)] * 2
+    turns, pipeline = Pipeline(Fixed(1), stages, shared=0.4), Pipeline(Pace(2), stages, shared=0.4)
+    together = Pipeline(Fixed(2), stages, shared=0.4)
+    best = max(tokens_per_s(turns, users), tokens_per_s(together, users))
+    assert tokens_per_s(pipeline, users) >= 0.97 * best
+    assert pipeline.pace.batches(users) == 1
+
+
 def stretch(pipeline: Pipeline, users: int, prompt_tokens: int) -> float:
     """The longest gap of so many running answers while a prompt is read in, over their median gap before."""
     for n in range(users):

@@ -13,7 +13,7 @@ from sims.fleet.place import Net
 from sims.fleet.session import run_trial
 from sims.fleet.trial import Outcome, Refused, Trial
 
-SHORT = Trial("lan", "Qwen3-8B", Net.OVERHEAD, generations=2, answer_tokens=12, prompt_tokens=8)
+SHORT = Trial("lan", "Qwen3-8B", Net.OVERHEAD, generations=2, answer_tokens=16, prompt_tokens=8)
 
 
 def served(trial: Trial) -> Outcome:
