@@ -13,11 +13,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_MMAP_THRESHOLD = -3
-"""M_MMAP_THRESHOLD of <malloc.h>."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>. Setting one ends glibc's learning of both, so both are set: the
+first one's default, 128 KiB, would give the end of the heap back after every large piece and fetch it again, page by
+page, for the next. That made a token far into a conversation several times slower."""
 _WHILE_LOADING = 256 << 10
 _WHILE_SERVING = 32 << 20
-"""The most that glibc accepts: where its own learning ends up."""
+"""The most that glibc accepts: where its own learning ends up, with twice as much for the end of the heap."""
 
 
 @contextmanager
@@ -28,8 +30,10 @@ def pages_of_their_own() -> Iterator[None]:
         yield
         return
     library.mallopt(_MMAP_THRESHOLD, _WHILE_LOADING)
+    library.mallopt(_TRIM_THRESHOLD, _WHILE_LOADING)
     try:
         yield
     finally:
         library.mallopt(_MMAP_THRESHOLD, _WHILE_SERVING)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _WHILE_SERVING)
         library.malloc_trim(0)

@@ -204,6 +204,14 @@ def attention(
             # The heads that share a key are that key's rows: no key is read twice and nothing is masked.
             grouped = q.view(1, kv_heads, heads // kv_heads, dim)
             outputs.append(F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(1, heads * dim))
+        elif length <= 8 and masks[index].numel() > 0:
+            # A few rows far into a conversation, beside others' answers: reading keys once counts most here too.
+            share = heads // kv_heads
+            grouped = q.view(length, kv_heads, share, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, share * length, dim)
+            out = F.scaled_dot_product_attention(
+                grouped, k, v, attn_mask=masks[index].repeat(share, 1), scale=scale
+            ).view(kv_heads, share, length, dim)
+            outputs.append(out.permute(2, 0, 1, 3).reshape(length, heads * dim))
         else:
             by_head = q.transpose(0, 1).unsqueeze(0)
             if masks[index].numel() > 0:
