@@ -189,20 +189,33 @@ class _Session:
         records = self._members[self._fleet.host].facts.of("plan")
         return Plan.from_json(records[-1][1]["plan"])
 
-    async def _ask(self, user: int) -> Mapping[str, Any]:
+    async def _ask(self, user: int, answer_tokens: int = 0) -> Mapping[str, Any]:
         """One question of a user's, asked at the host or at those after it in the ring; what came of it."""
         askers = [member for member in self._members if member.serving.is_set()]
         member = askers[(askers.index(self._members[self._fleet.host]) + user) % len(askers)]
-        return await member.ask(self._trial.prompt_tokens, self._trial.answer_tokens)
+        return await member.ask(self._trial.prompt_tokens, answer_tokens or self._trial.answer_tokens)
 
     async def _crowd(self, head: Member) -> float:
-        """Everybody asks at once; tokens per second while all are being answered."""
+        """Everybody asks at once; tokens per second while all are being answered.
+
+        The last one's prompt is read in beside the others' answers, and those may be over by then: longer ones are
+        asked for until all overlap.
+        """
+        tokens = self._trial.answer_tokens
+        most = self._trial.context - self._trial.prompt_tokens
+        while (rate := await self._overlapping(head, tokens)) is None:
+            if tokens >= most:
+                raise SessionError("the answers are too short to overlap: give them more context")
+            tokens = min(2 * tokens, most)
+        return rate
+
+    async def _overlapping(self, head: Member, answer_tokens: int) -> float | None:
         began = trio.current_time()
         times: list[tuple[float, float]] = []
 
         async def one(user: int) -> None:
             asked_at = trio.current_time()
-            facts = await self._ask(user)
+            facts = await self._ask(user, answer_tokens)
             first = asked_at + float(facts["first_token_s"])
             times.append((first, first + float(facts["rest_s"])))
 
@@ -213,7 +226,7 @@ class _Session:
         decoded = [(at, facts) for at, facts in head.facts.of("batch") if at >= began and facts["phase"] == "decode"]
         inside = [(at, int(facts["rows"])) for at, facts in decoded if start < at <= stop]
         if len(inside) < 2:
-            raise SessionError("the answers are too short to overlap: ask for more tokens")
+            return None
         return sum(rows for _, rows in inside[1:]) / (inside[-1][0] - inside[0][0])
 
     async def _soak(self, duration_s: float) -> None:
