@@ -19,7 +19,10 @@ first one's default, 128 KiB, would give the end of the heap back after every la
 page, for the next. That made a token far into a conversation several times slower."""
 _WHILE_LOADING = 256 << 10
 _WHILE_SERVING = 32 << 20
-"""The most that glibc accepts: where its own learning ends up, with twice as much for the end of the heap."""
+"""The most that glibc accepts: where its own learning ends up."""
+_KEPT_AT_THE_END = 16 << 20
+"""More than one block's activations and a long conversation's keys; four times as much was seen to add megabytes to a
+pass' peak."""
 
 
 @contextmanager
@@ -35,5 +38,5 @@ def pages_of_their_own() -> Iterator[None]:
         yield
     finally:
         library.mallopt(_MMAP_THRESHOLD, _WHILE_SERVING)
-        library.mallopt(_TRIM_THRESHOLD, 2 * _WHILE_SERVING)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT_AT_THE_END)
         library.malloc_trim(0)

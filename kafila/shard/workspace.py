@@ -97,14 +97,14 @@ def _unpacked_bytes(config: DecoderConfig, on_host: bool) -> int:
 
 def _rows_bytes(config: DecoderConfig, slots: int) -> int:
     """What the integer kernels of `torch_kernels.int8_linear` take besides activations: of every input the number twice
-    in floats, coarse and fine, both together and in a byte; of every output two sums in 32 bits and in floats. A tenth
-    more for what so many pieces of different sizes leave free between them."""
+    in floats, coarse and fine, both together and in a byte; of every output two sums in 32 bits and in floats. Three
+    tenths more for what so many pieces of different sizes leave free between them: by as much runs differ."""
     mlp = config.intermediate
     shapes = {"up_proj": (2 * mlp, config.hidden), "down_proj": (config.hidden, mlp)}
     forms = ((weight_format(config, mlp_weight(config, name)), shape) for name, shape in shapes.items())
     return (PASS_ROWS + slots) * max(
         (
-            22 * outputs + 20 * inputs
+            26 * outputs + 23 * inputs
             for form, (outputs, inputs) in forms
             if form is not None and form.bits == 8 and not form.group_size
         ),
