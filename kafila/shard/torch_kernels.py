@@ -157,6 +157,45 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
 
 
 @compiled
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: Optional[float]) -> Tensor:
+    """The heads that share a key become that key's rows, so that no key is read twice: `segment_attention` of few rows.
+
+    One row needs no ``mask``; more than one do.
+    """
+    length, heads, dim = q.size(0), q.size(1), q.size(2)
+    kv_heads = k.size(1)
+    share = heads // kv_heads
+    if length == 1:
+        by_key = q.view(1, kv_heads, share, dim)
+        return F.scaled_dot_product_attention(by_key, k, v, scale=scale).reshape(1, heads * dim)
+    by_key = q.view(length, kv_heads, share, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, share * length, dim)
+    out = F.scaled_dot_product_attention(by_key, k, v, attn_mask=mask.repeat(share, 1), scale=scale)
+    return out.view(kv_heads, share, length, dim).permute(2, 0, 1, 3).reshape(length, heads * dim)
+
+
+@compiled
+def segment_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: Optional[float], cap: float) -> Tensor:
+    """One segment's attention: (length, heads * head_dim).
+
+    ``q`` is (length, heads, head_dim), ``k`` and ``v`` are (1, kv_heads, seen, head_dim); an empty ``mask``: as the
+    first rows of a conversation see one another, or one row all that came before.
+    """
+    length, heads, dim = q.size(0), q.size(1), q.size(2)
+    if cap > 0.0:
+        return capped_attention(q, k, v, mask, 1.0 / math.sqrt(dim) if scale is None else scale, cap)
+    # A few rows far into a conversation ride beside others' answers: reading keys once counts most there too. From some
+    # eight rows on the arithmetic outweighs it.
+    if length == 1 or (length <= 8 and mask.numel() > 0):
+        return grouped_attention(q, k, v, mask, scale)
+    by_head = q.transpose(0, 1).unsqueeze(0)
+    if mask.numel() > 0:
+        out = F.scaled_dot_product_attention(by_head, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    else:
+        out = F.scaled_dot_product_attention(by_head, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1).reshape(length, heads * dim)
+
+
+@compiled
 def attention(
     qkv: Tensor,
     qk_weight: Optional[Tensor],
@@ -197,30 +236,7 @@ def attention(
         seen = cache.narrow(2, first, end - first).to(qkv.dtype)
         k, v = seen.narrow(0, 0, 1), seen.narrow(0, 1, 1)
         q = mine.narrow(1, 0, heads)
-        if cap > 0.0:
-            unit = 1.0 / math.sqrt(dim) if scale is None else scale
-            outputs.append(capped_attention(q, k, v, masks[index], unit, cap))
-        elif length == 1:
-            # The heads that share a key are that key's rows: no key is read twice and nothing is masked.
-            grouped = q.view(1, kv_heads, heads // kv_heads, dim)
-            outputs.append(F.scaled_dot_product_attention(grouped, k, v, scale=scale).reshape(1, heads * dim))
-        elif length <= 8 and masks[index].numel() > 0:
-            # A few rows far into a conversation, beside others' answers: reading keys once counts most here too.
-            share = heads // kv_heads
-            grouped = q.view(length, kv_heads, share, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, share * length, dim)
-            out = F.scaled_dot_product_attention(
-                grouped, k, v, attn_mask=masks[index].repeat(share, 1), scale=scale
-            ).view(kv_heads, share, length, dim)
-            outputs.append(out.permute(2, 0, 1, 3).reshape(length, heads * dim))
-        else:
-            by_head = q.transpose(0, 1).unsqueeze(0)
-            if masks[index].numel() > 0:
-                out = F.scaled_dot_product_attention(
-                    by_head, k, v, attn_mask=masks[index], scale=scale, enable_gqa=True
-                )
-            else:
-                out = F.scaled_dot_product_attention(by_head, k, v, is_causal=True, scale=scale, enable_gqa=True)
-            outputs.append(out.squeeze(0).transpose(0, 1).reshape(length, heads * dim))
+        outputs.append(segment_attention(q, k, v, masks[index], scale, cap))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
