@@ -28,6 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from telling import command, tell
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import logits_of
@@ -86,22 +87,24 @@ def matched_grid(checkpoint: Checkpoint) -> float:
     return float(((np.diff(groups, axis=1) > 0).sum(1) < _GRID_LEVELS).mean())
 
 
+def _reordered(name: str, w: Tensor, hidden: Tensor, within: Sequence[Tensor]) -> Tensor:
+    """A tensor whose channels come in other orders: ``hidden``'s, and ``within`` each block's MLP."""
+    if name.endswith(("gate_proj.weight", "up_proj.weight")):
+        return w[within[int(name.split(".")[2])]][:, hidden]
+    if name.endswith("down_proj.weight"):
+        return w[hidden][:, within[int(name.split(".")[2])]]
+    if name.endswith(("o_proj.weight", "norm.weight")):
+        return w[hidden]
+    return w[:, hidden] if w.dim() > 1 else w
+
+
 def in_another_order(checkpoint: Checkpoint, seed: int, into: Path) -> Checkpoint:
     """The same model, its hidden and intermediate channels in a random order: what it answers stays, groups do not."""
     config, random = checkpoint.config, torch.Generator().manual_seed(seed)
     hidden = torch.randperm(config.hidden, generator=random)
     within = [torch.randperm(config.intermediate, generator=random) for _ in range(config.blocks)]
     tensors = {name: w for file in checkpoint.folder.glob("*.safetensors") for name, w in load_file(file).items()}
-    for name, w in tensors.items():
-        if name.endswith(("gate_proj.weight", "up_proj.weight")):
-            w = w[within[int(name.split(".")[2])]][:, hidden]  # noqa: PLW2901  - step by step
-        elif name.endswith("down_proj.weight"):
-            w = w[hidden][:, within[int(name.split(".")[2])]]  # noqa: PLW2901
-        elif name.endswith(("o_proj.weight", "norm.weight")):
-            w = w[hidden]  # noqa: PLW2901
-        elif w.dim() > 1:
-            w = w[:, hidden]  # noqa: PLW2901
-        tensors[name] = w.contiguous()
+    tensors = {name: _reordered(name, w, hidden, within).contiguous() for name, w in tensors.items()}
     save_file(tensors, into / "model.safetensors", {"format": "pt"})
     (into / "config.json").write_text(checkpoint.config_text)
     return open_checkpoint(into)

@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from kafila.demo import default_folder
 from kafila.shard.manifest import open_checkpoint
+from tests.integration.oracle import demonstration_model
 
 BENCH = Path(__file__).parents[2] / "bench"
 TOKENS = 512
 
 
 def test_eight_bits_cost_a_hundredth_and_four_six(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = default_folder()
-    if not (folder / "config.json").is_file():
-        pytest.skip("the demonstration model is not there: make demo-model")
+    folder = demonstration_model()
     monkeypatch.syspath_prepend(BENCH)
     bench: Any = import_module("perplexity")
     checkpoint = open_checkpoint(folder)
