@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -31,6 +29,7 @@ from kafila.ring.invite import HostPort, SessionCode, parse_code
 from kafila.types import FinishReason, Question
 from sims.net import Machine
 from sims.topology import VirtualNetwork
+from tests.meeting import meeting
 from tests.party import Guest, Party, answer_of, solo
 
 QUESTION = "a b c d"
@@ -63,15 +62,6 @@ class World:
         return guests
 
 
-@asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    net = VirtualNetwork(seed=1)
-    server = net.machine("rendezvous")
-    async with net.running(), rendezvous(server) as running, trio.open_nursery() as nursery:
-        yield World(net, Party(nursery), HostPort(server.hosts()[0], running.address.port))
-        nursery.cancel_scope.cancel()
-
-
 def firsts(guests: list[Guest]) -> list[int]:
     """Where each member's blocks begin, by the plan that the host was shown."""
     (plan,) = {facts["plan"] for what, _, facts in guests[0].facts.records if what == "plan"}
@@ -80,14 +70,14 @@ def firsts(guests: list[Guest]) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 async def test_every_member_asks_and_gets_its_answer(count: int, autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(count)
         for guest in guests:
             assert await answer_of(guest, QUESTION) == solo(QUESTION, firsts(guests))
 
 
 async def test_questions_at_once_from_everybody_stay_apart(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(3)
         words = [f"{a} {b}" for a in "abcd" for b in "efg"]
         answers: dict[tuple[str, str], str] = {}
@@ -103,7 +93,7 @@ async def test_questions_at_once_from_everybody_stay_apart(autojump_clock: MockC
 
 
 async def test_links_go_direct_where_nats_allow_and_it_is_told(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(3)
         await trio.sleep(3)
         assert guests[1].node is not None
@@ -114,7 +104,7 @@ async def test_links_go_direct_where_nats_allow_and_it_is_told(autojump_clock: M
 
 
 async def test_leaving_an_answer_early_cancels_it(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(2)
         node = guests[1].node
         assert node is not None
@@ -125,7 +115,7 @@ async def test_leaving_an_answer_early_cancels_it(autojump_clock: MockClock) -> 
 
 
 async def test_a_host_that_leaves_ends_the_session_for_all_without_fault(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(3)
         guests[0].leaving.set()
         with trio.fail_after(5):
@@ -136,7 +126,7 @@ async def test_a_host_that_leaves_ends_the_session_for_all_without_fault(autojum
 
 
 async def test_a_member_that_leaves_is_named_to_the_others(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(4)
         guests[2].leaving.set()
         with trio.fail_after(5):
@@ -150,7 +140,7 @@ async def test_a_member_that_leaves_is_named_to_the_others(autojump_clock: MockC
 async def test_a_member_that_dies_mid_answer_is_named_and_the_asker_keeps_its_text(
     autojump_clock: MockClock,
 ) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(3)
         parts: list[str] = []
         finish: list[FinishReason | None] = []
@@ -178,7 +168,7 @@ async def test_a_member_that_dies_mid_answer_is_named_and_the_asker_keeps_its_te
 
 
 async def test_one_member_too_many_is_told_so(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(2)
         late = w.member("late")
         w.party.join(late, parse_code(guests[0].screen.codes[0]))
@@ -188,7 +178,7 @@ async def test_one_member_too_many_is_told_so(autojump_clock: MockClock) -> None
 
 
 async def test_a_wrong_secret_and_an_unknown_session_are_told_apart(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         host = w.member("host")
         code = await w.party.host(host, 2, rendezvous=w.where)
         wrong, lost = w.member("wrong"), w.member("lost")
@@ -203,7 +193,7 @@ async def test_a_wrong_secret_and_an_unknown_session_are_told_apart(autojump_clo
 
 
 async def test_a_rendezvous_that_is_not_there_is_told_within_seconds(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guest = w.member("alone")
         began = trio.current_time()
         with pytest.raises(RendezvousUnreachable, match="no rendezvous answers"):
@@ -213,7 +203,7 @@ async def test_a_rendezvous_that_is_not_there_is_told_within_seconds(autojump_cl
 
 @pytest.mark.parametrize("where", ["offer", "measure", "worker"])
 async def test_a_host_whose_device_fails_says_why(where: str, autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         error = ModelNotFound("there is no folder /nowhere") if where == "offer" else DeviceError("no such device")
         guest = w.member("host", faults={where: error})
         with contextlib.suppress(KafilaError):  # it may die before or after there is a code
@@ -224,7 +214,7 @@ async def test_a_host_whose_device_fails_says_why(where: str, autojump_clock: Mo
 
 
 async def test_a_member_without_the_model_leaves_its_place_to_another(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         host, bad, good = (
             w.member("host"),
             w.member("bad", faults={"measure": ModelNotFound("no folder")}),
@@ -242,7 +232,7 @@ async def test_a_member_without_the_model_leaves_its_place_to_another(autojump_c
 
 
 async def test_a_model_that_does_not_fit_is_declined_to_everybody_in_words(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         host, small = w.member("host", memory_bytes=2000), w.member("small", memory_bytes=2000)
         code = await w.party.host(host, 2, rendezvous=w.where)
         w.party.join(small, code)
@@ -254,7 +244,7 @@ async def test_a_model_that_does_not_fit_is_declined_to_everybody_in_words(autoj
 
 
 async def test_a_host_may_start_with_whoever_is_there(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         host = w.member("host")
         host.start_at_once = True
         await w.party.host(host, None, rendezvous=w.where)
@@ -264,7 +254,7 @@ async def test_a_host_may_start_with_whoever_is_there(autojump_clock: MockClock)
 
 
 async def test_a_host_without_a_rendezvous_runs_one_and_its_code_says_where(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         home = w.net.nat("shared home")
         host, friend = (w.party.member(name, home.machine(name)) for name in ("host", "friend"))
         code = await w.party.host(host, 2)
@@ -291,7 +281,7 @@ async def test_the_rendezvous_may_go_while_direct_links_serve(autojump_clock: Mo
 
 
 async def test_the_trace_tells_of_the_plan_the_paths_and_every_batch(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         guests = await w.form(3)
         await answer_of(guests[1], QUESTION)
         kinds = {what for what, _, _ in guests[0].facts.records}
@@ -310,7 +300,7 @@ async def joined(w: World, guest: Guest, host: Guest) -> Guest:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_a_guest_asks_over_a_link_with_the_head_and_may_leave(count: int, autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         members = await w.form(count)
         guests = [await joined(w, w.member(f"g{n}"), members[0]) for n in range(2)]
         right = solo(QUESTION, firsts(members))
@@ -334,7 +324,7 @@ async def test_a_guest_asks_over_a_link_with_the_head_and_may_leave(count: int, 
 
 
 async def test_a_guest_that_vanishes_frees_its_slots_and_ends_nothing(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         members = await w.form(2)
         guest = await joined(w, w.member("g"), members[0])
         right = solo(QUESTION, firsts(members))
@@ -352,7 +342,7 @@ async def test_a_guest_that_vanishes_frees_its_slots_and_ends_nothing(autojump_c
 
 
 async def test_a_guest_waits_for_the_session_and_takes_no_members_place(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         host, member, guest = w.member("host"), w.member("member"), w.member("guest")
         code = await w.party.host(host, 2, rendezvous=w.where)
         w.party.join(guest, code, visiting=True)
@@ -370,7 +360,7 @@ async def test_a_guest_waits_for_the_session_and_takes_no_members_place(autojump
 
 
 async def test_a_member_that_the_plan_leaves_out_asks_as_a_guest(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         names = [w.member("host"), w.member("slow", bandwidth=1.0), w.member("other")]
         wishes = Wishes(objective=Objective.THROUGHPUT, users=1)
         code = await w.party.host(names[0], 3, rendezvous=w.where, wishes=wishes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,7 +10,6 @@ from trio.testing import MockClock
 
 from kafila import members
 from kafila.api.engine import EdgeFacts, RingFacts
-from kafila.rendezvous_service import rendezvous
 from kafila.ring.agreement import KNOWN
 from kafila.ring.invite import HostPort, parse_code
 from kafila.ring.ringedges import AGAIN_S, NEWS_RATIO
@@ -21,6 +18,7 @@ from sims.nat import Mapping
 from sims.net import Machine
 from sims.ports import RandomPorts
 from sims.topology import Place, VirtualNetwork
+from tests.meeting import meeting
 from tests.party import Guest, Party, answer_of
 
 
@@ -62,20 +60,11 @@ def ring_of(guest: Guest) -> RingFacts:
     return ring
 
 
-@asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    net = VirtualNetwork(seed=1)
-    server = net.machine("rendezvous")
-    async with net.running(), rendezvous(server) as running, trio.open_nursery() as nursery:
-        yield World(net, Party(nursery), HostPort(server.hosts()[0], running.address.port))
-        nursery.cancel_scope.cancel()
-
-
 APART = frozenset({"a", "b"})
 
 
 async def test_all_know_the_relayed_edge_and_that_it_became_direct(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         await w.form()
         await trio.sleep(5)
         for guest in w.guests:
@@ -101,7 +90,7 @@ async def test_all_know_the_relayed_edge_and_that_it_became_direct(autojump_cloc
 
 
 async def test_a_guest_knows_all_edges_too(autojump_clock: MockClock) -> None:
-    async with world() as w:
+    async with meeting(World) as w:
         await w.form()
         await trio.sleep(5)
         visitor = w.party.member("visitor", w.net.nat("home of visitor").machine("visitor"))
@@ -120,7 +109,7 @@ async def test_what_an_older_member_would_have_to_tell_is_unknown_and_nothing_br
 ) -> None:
     known = iter([KNOWN, (), KNOWN])  # a, or b, is of an older version
     introduce = members.member_info
-    async with world() as w:
+    async with meeting(World) as w:
         with monkeypatch.context() as patch:
             patch.setattr("kafila.node.member_info", lambda *of: replace(introduce(*of), knows=next(known)))
             await w.form()

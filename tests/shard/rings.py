@@ -83,3 +83,16 @@ class LocalRing:
             assert token is not None
             answer.append(token)
         return answer
+
+
+PROMPT = [5, 17, 99, 3, 3, 120, 64, 8, 1, 77, 2, 41, 30]
+OTHERS = [[9, 8, 7], [100, 1, 50, 51, 52, 53, 20]]
+SPLITS = [(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)]
+
+
+def assert_every_ring_answers(folder: Path, backends: Sequence[str], expected: Sequence[int]) -> None:
+    """Rings of one to four members over four blocks give these tokens to `PROMPT`."""
+    assert len(set(expected)) > 4, "an answer that repeats itself tests little"
+    # MLX's CPU build is slow, and a split is no business of a backend's: half of them each.
+    for counts in SPLITS if backends == ("torch",) else SPLITS[len(backends) - 1 :: 2]:
+        assert LocalRing(folder, counts, backends=backends).answer(PROMPT, len(expected)) == expected, counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from kafila.shard.torch_ops import TorchOps
 from kafila.types import Sampling, Segment
 from tests.shard.backends import RINGS, needs_mlx
 from tests.shard.checkpoints import VOCAB, make_checkpoint, reference_answer, reference_logits
-from tests.shard.rings import GREEDY, LocalRing
+from tests.shard.rings import GREEDY, OTHERS, PROMPT, SPLITS, LocalRing, assert_every_ring_answers
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -60,10 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 tied": ("qwen3", {"tied": True, "head_dim": 32}),
     "qwen3 biases": ("qwen3", {"attention_bias": True}),
 }
-PROMPT = [5, 17, 99, 3, 3, 120, 64, 8, 1, 77, 2, 41, 30]
-OTHERS = [[9, 8, 7], [100, 1, 50, 51, 52, 53, 20]]
 COUNT = 24
-SPLITS = [(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)]
 
 Checkpoints = Callable[[str], Path]
 
@@ -71,25 +69,18 @@ Checkpoints = Callable[[str], Path]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """A case's folder, made once."""
-    made: dict[str, Path] = {}
 
     def folder(case: str) -> Path:
-        if case not in made:
-            family, options = CASES[case]
-            made[case] = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, **options)
-        return made[case]
+        family, options = CASES[case]
+        return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, **options)
 
-    return folder
+    return cache(folder)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("backends", RINGS)
 def test_greedy_tokens_are_those_of_transformers(case: str, backends: Sequence[str], checkpoint: Checkpoints) -> None:
-    expected = reference_answer(checkpoint(case), PROMPT, COUNT)
-    assert len(set(expected)) > 4, "an answer that repeats itself tests little"
-    # MLX's CPU build is slow, and a split is no business of a backend's: half of them each.
-    for counts in SPLITS if backends == ("torch",) else SPLITS[len(backends) - 1 :: 2]:
-        assert LocalRing(checkpoint(case), counts, backends=backends).answer(PROMPT, COUNT) == expected, counts
+    assert_every_ring_answers(checkpoint(case), backends, reference_answer(checkpoint(case), PROMPT, COUNT))
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2 window", "qwen3", "gemma2", "gemma3"])
