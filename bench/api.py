@@ -23,17 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from sessions import Session, sessions
+from sessions import PROMPTS, Session, sessions
 from telling import command, tell
 
 TARGETS = {"sse_over_ring": ">=0.97"}
 TOKENS = 96
-PROMPTS = (
-    "Tell me a long story about a caravan that crosses a desert.",
-    "Explain how bread is baked, step by step and at length.",
-    "Describe the life of a lighthouse keeper in great detail.",
-    "Write a long letter from a sailor to his sister.",
-)
 LOOK_EVERY_S = 1.0
 """How often an open page asks for the ring."""
 

@@ -14,17 +14,11 @@ import platform
 import statistics
 from typing import Any
 
-from sessions import Session, sessions
+from sessions import PROMPTS, Session, sessions
 from telling import command, tell
 
 TARGETS = {"ring_over_single": ">=0.9"}
 TOKENS = 96
-PROMPTS = (
-    "Tell me a long story about a caravan that crosses a desert.",
-    "Explain how bread is baked, step by step and at length.",
-    "Describe the life of a lighthouse keeper in great detail.",
-    "Write a long letter from a sailor to his sister.",
-)
 
 
 def rate(answer: dict[str, Any]) -> float:

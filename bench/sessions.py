@@ -15,6 +15,13 @@ from typing import Any
 START_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 300.0
 POLL_S = 0.02
+PROMPTS = (
+    "Tell me a long story about a caravan that crosses a desert.",
+    "Explain how bread is baked, step by step and at length.",
+    "Describe the life of a lighthouse keeper in great detail.",
+    "Write a long letter from a sailor to his sister.",
+)
+"""Questions that are answered at length."""
 
 
 class Session:

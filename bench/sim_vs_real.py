@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # the simulator of this c
 import torch
 import transformers
 from predict import make_checkpoint, predict
-from sessions import Session
+from sessions import PROMPTS, Session
 from telling import command, tell
 
 from kafila.shard.manifest import open_checkpoint
@@ -59,12 +59,6 @@ OTHER: dict[str, Any] = {
     "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 49152, "tie_word_embeddings": False,
 }  # fmt: skip
 """The other model: random weights, more than any cache holds, in the words of the first one's tokenizer."""
-PROMPTS = (
-    "Tell me a long story about a caravan that crosses a desert.",
-    "Explain how bread is baked, step by step and at length.",
-    "Describe the life of a lighthouse keeper in great detail.",
-    "Write a long letter from a sailor to his sister.",
-)
 
 
 class Probe:
