@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from kafila.errors import DeviceError, KafilaError, ModelError, ProtocolError
-from kafila.types import History, Sampling, Segment, TokenLogprobs
+from kafila.types import Best, History, Sampling, Segment, TokenLogprobs
 
 STOP_WITHIN_S = 1.0
 """How long `ShardWorker.stop` waits. A stage notices between blocks; what is longer than that is left to a daemon
@@ -35,6 +35,8 @@ class Forward:
     hidden: bytes | None
     dtype: str
     """``float32``, ``bfloat16`` or ``float16``."""
+    score: bool = False
+    """The last member: then score its rows of the vocabulary, for each segment that wants a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Sample:
     dtype: str
     histories: tuple[History, ...] = ()
     """One entry a segment, empty where the draw does not look back; no entries: none does."""
+    partial: bool = False
+    """Greedily, and only from the rows that the last member does not score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,16 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """After the `Forwarded` of a `Forward` that wanted it: the best of this member's rows of the vocabulary."""
+
+    batch: int
+    best: tuple[Best, ...]
+    """One for each segment that wants a token, in order."""
+    score_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """A `Sample`'s tokens, one a segment, None where none was asked for."""
 
@@ -90,6 +104,8 @@ class Sampled:
     stage_s: float
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """One entry a segment, None where none were asked for; no entries: nobody asked."""
+    best: tuple[Best, ...] = ()
+    """Of a partial draw: one for each segment that wants a token, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +125,7 @@ class Draws(NamedTuple):
 
 
 Job = Forward | Sample
-Result = Loaded | Coming | Forwarded | Sampled | Failed
+Result = Loaded | Coming | Forwarded | Scored | Sampled | Failed
 
 
 class Stage(Protocol):
