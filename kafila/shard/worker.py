@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from kafila.errors import DeviceError, KafilaError, ModelError, ProtocolError
@@ -153,6 +154,14 @@ class Stage(Protocol):
         """`Sample`."""
         ...
 
+    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
+        """`Scored`, of the rows that the last `forward` gave; ``segments`` are the same."""
+        ...
+
+    def sample_part(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        """A partial `Sample`: one for each segment that wants a token, in order."""
+        ...
+
     def interrupt(self) -> None:
         """From another thread: give up what is being done, soon, by raising DeviceError."""
         ...
@@ -232,18 +241,45 @@ class ShardWorker:
             self._tell(Failed(None, self._explain(error, "loading its share of the model")))
             return
         while not self._stopping and (job := self._jobs.get()) is not None:
-            self._tell(self._do(stage, job))
+            self._do(stage, job)
 
-    def _do(self, stage: Stage, job: Job) -> Forwarded | Sampled | Failed:
-        began = self._clock()
+    def _do(self, stage: Stage, job: Job) -> None:
+        if isinstance(job, Sample):
+            self._attempt(job.batch, partial(self._sample, stage, job))
+            return
+        done = self._attempt(job.batch, partial(self._forward, stage, job))
+        if done and job.score and not self._stopping:  # the rows travel on while they are scored
+            self._attempt(job.batch, partial(self._score, stage, job))
+
+    def _attempt(self, batch: int, step: Callable[[], Result]) -> bool:
+        """Tell of a step of a batch; whether it was done."""
         try:
-            if isinstance(job, Forward):
-                hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype)
-                return Forwarded(job.batch, hidden, job.dtype, self._clock() - began)
+            result = step()
+        except (KafilaError, *DEVICE_FAULTS) as error:
+            self._tell(Failed(batch, self._explain(error, f"batch {batch}")))
+            return False
+        self._tell(result)
+        return True
+
+    def _forward(self, stage: Stage, job: Forward) -> Forwarded:
+        began = self._clock()
+        hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype)
+        return Forwarded(job.batch, hidden, job.dtype, self._clock() - began)
+
+    def _score(self, stage: Stage, job: Forward) -> Scored:
+        began = self._clock()
+        best = stage.score(job.segments)
+        return Scored(job.batch, best, self._clock() - began)
+
+    def _sample(self, stage: Stage, job: Sample) -> Sampled:
+        began = self._clock()
+        if not job.partial:
             draws = stage.sample(job.segments, job.sampling, job.hidden, job.dtype, job.histories)
             return Sampled(job.batch, draws.tokens, self._clock() - began, draws.logprobs)
-        except (KafilaError, *DEVICE_FAULTS) as error:
-            return Failed(job.batch, self._explain(error, f"batch {job.batch}"))
+        best = stage.sample_part(job.segments, job.hidden, job.dtype)
+        found = iter(best)
+        tokens = tuple(next(found).token if segment.sample else None for segment in job.segments)
+        return Sampled(job.batch, tokens, self._clock() - began, best=best)
 
     def _tell(self, result: Result) -> None:
         # Whoever stopped us may have closed the event loop that the callback leads to.

@@ -14,7 +14,7 @@ from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.torch_ops import TorchOps
 from kafila.shard.worker import Draws, Failed, Forward, Forwarded, Loaded, Result, Sample, Sampled, ShardWorker, Stage
-from kafila.types import BlockRange, History, Sampling, Segment
+from kafila.types import Best, BlockRange, History, Sampling, Segment
 from tests.shard.checkpoints import make_checkpoint, reference_answer
 
 ONE = (Segment(0, 0, 1, sample=True),)
@@ -40,6 +40,7 @@ class FakeStage:
 
     def __init__(self) -> None:
         self.raises: BaseException | None = None
+        self.raises_scoring: BaseException | None = None
         self.entered = threading.Event()
         self.may_go = threading.Event()
         self.may_go.set()
@@ -65,6 +66,17 @@ class FakeStage:
         histories: Sequence[History] = (),
     ) -> Draws:
         return Draws((len(hidden),))
+
+    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
+        self.threads.add(threading.get_ident())
+        if self.raises_scoring is not None:
+            raise self.raises_scoring
+        return (Best(2.5, 90),) * sum(segment.sample for segment in segments)
+
+    def sample_part(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        if self.raises_scoring is not None:
+            raise self.raises_scoring
+        return (Best(0.5, len(hidden)),) * sum(segment.sample for segment in segments)
 
     def interrupt(self) -> None:
         self.interrupted = True
