@@ -135,6 +135,27 @@ def test_own_tensors_and_hardly_a_byte_more(here: Any, original: Path, web: Web)
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
+def test_of_the_vocabulary_a_last_member_fetches_its_rows(here: Any, original: Path, web: Web) -> None:
+    last = BlockRange(3, 4)
+    remote = here()
+    checkpoint, _ = remote.open()
+    web.forget()
+    shares = [own_specs(checkpoint, last, holds_head=False, scored_percent=percent) for percent in (0, 50)]
+    remote.fetch(lambda _: shares[0], unseen)
+    without = web.weight_bytes
+    remote.fetch(lambda _: shares[1], unseen)
+    norm, rows = shares[1][len(shares[0]) :]
+    assert norm.name == "model.norm.weight"
+    assert web.weight_bytes - without <= 1.02 * (norm.end - norm.start + rows.end - rows.start)
+    assert rows.shape == (67, 48)
+    mine, whole = read_tensor(remote.folder, rows), read_tensor(original, checkpoint.tensors["lm_head.weight"])
+    assert mine.data.tobytes() == whole.data[64:].tobytes()
+    ops = TorchOps("cpu", "float32", threads=1)
+    load_shard(ops, checkpoint, last, holds_head=False, slots=1, context=8, scored_percent=50)
+    with pytest.raises(ModelIncomplete, match="was not fetched"):
+        load_shard(ops, checkpoint, last, holds_head=True, slots=1, context=8, scored_percent=50)
+
+
 def test_nothing_is_fetched_twice_by_whoever_comes_next(here: Any, original: Path, web: Web) -> None:
     here().open()
     here().fetch(specs, unseen)

@@ -13,7 +13,19 @@ from kafila.errors import DeviceError, KafilaError, ModelIncomplete, ProtocolErr
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.worker import Draws, Failed, Forward, Forwarded, Loaded, Result, Sample, Sampled, ShardWorker, Stage
+from kafila.shard.worker import (
+    Draws,
+    Failed,
+    Forward,
+    Forwarded,
+    Loaded,
+    Result,
+    Sample,
+    Sampled,
+    Scored,
+    ShardWorker,
+    Stage,
+)
 from kafila.types import Best, BlockRange, History, Sampling, Segment
 from tests.shard.checkpoints import make_checkpoint, reference_answer
 
@@ -280,4 +292,65 @@ def test_with_a_real_shard(tmp_path: Path, results: Results, start: Start) -> No
     refused = results.next()
     assert isinstance(refused, Failed)
     assert "32 are reserved" in str(refused.error)
+    worker.stop()
+
+
+TWO = (Segment(0, 3, 1, sample=True), Segment(2, 5, 1, sample=False), Segment(1, 4, 1, sample=True))
+
+
+def _scoring(batch: int) -> Forward:
+    return Forward(batch, TWO, None, b"abc", "float16", score=True)
+
+
+def test_rows_are_given_before_they_are_scored(stage: FakeStage, results: Results, start: Start) -> None:
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(_scoring(1))
+    worker.submit(_forward(2))
+    assert results.next() == Forwarded(1, b"abcfloat16", "float16", 1.0)
+    assert results.next() == Scored(1, (Best(2.5, 90), Best(2.5, 90)), 1.0)
+    assert results.next() == Forwarded(2, b"abcfloat16", "float16", 1.0)
+    worker.stop()
+    assert results.empty
+    assert stage.threads == results.threads
+
+
+def test_scoring_that_fails_fails_the_batch_and_no_other(stage: FakeStage, results: Results, start: Start) -> None:
+    stage.raises_scoring = RuntimeError("out of memory")
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(_scoring(1))
+    worker.submit(_forward(2))
+    assert isinstance(results.next(), Forwarded)
+    failed = results.next()
+    assert isinstance(failed, Failed)
+    assert failed.batch == 1
+    assert str(failed.error) == "fake failed at batch 1: out of memory"
+    assert isinstance(results.next(), Forwarded)
+    worker.stop()
+
+
+def test_what_was_not_computed_is_not_scored(stage: FakeStage, results: Results, start: Start) -> None:
+    stage.raises = RuntimeError("gone")
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(_scoring(1))
+    worker.submit(Sample(2, ONE, (Sampling(),), b"abcd", "float16"))
+    failed = results.next()
+    assert isinstance(failed, Failed)
+    assert failed.batch == 1
+    assert isinstance(results.next(), Sampled)
+    worker.stop()
+
+
+def test_a_partial_draw_gives_the_best_of_its_rows(stage: FakeStage, results: Results, start: Start) -> None:
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(Sample(1, TWO, (Sampling(),) * 3, b"abcd", "float16", partial=True))
+    assert results.next() == Sampled(1, (4, None, 4), 1.0, (), (Best(0.5, 4), Best(0.5, 4)))
+    stage.raises_scoring = DeviceError("not a number")
+    worker.submit(Sample(2, TWO, (Sampling(),) * 3, b"abcd", "float16", partial=True))
+    failed = results.next()
+    assert isinstance(failed, Failed)
+    assert failed.batch == 2
     worker.stop()
