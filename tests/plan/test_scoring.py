@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafila.plan import Member, Plan, Workload, describe, divide_head, plan_session
-from kafila.plan.scoring import best_percent, rows_bytes
+from kafila.plan.scoring import best_percent
 from tests.plan.oracles import MODEL, member
 
 
@@ -89,7 +89,7 @@ def test_it_is_the_largest_percentage_that_may_be(
     assert plan.scored_percent == (max(may) if max(may) >= 10 else 0)
     last_stage = plan.stages[-1]
     assert last_stage.memory_used_bytes <= last_stage.memory_room_bytes
-    assert last_stage.memory_used_bytes == AMPLE.stages[-1].memory_used_bytes + rows_bytes(size, plan.scored_percent)
+    assert last_stage.memory_used_bytes - AMPLE.stages[-1].memory_used_bytes == -(-size * plan.scored_percent // 100)
 
 
 def test_a_stage_that_is_too_full_already_is_left_as_it_is() -> None:
