@@ -39,7 +39,7 @@ from kafila.shard.ops import BlockWeights, Experts, HeadWeights, Matrix
 from kafila.shard.schemes import SCHEMES, with_scheme
 from kafila.shard.torch_ops import TorchOps
 from kafila.shard.worker import Draws, Forward, Result, ShardWorker
-from kafila.types import BlockRange, Sampling, Segment
+from kafila.types import Best, BlockRange, Sampling, Segment
 
 TARGETS = {"over_transformers": ">=1.5", "over_floor": ">=0.7"}
 CONTEXT = 512
@@ -204,6 +204,12 @@ def handover_us() -> float:
 
         def sample(self, *_: object) -> Draws:
             return Draws(())
+
+        def score(self, *_: object) -> tuple[Best, ...]:
+            return ()
+
+        def sample_part(self, *_: object) -> tuple[Best, ...]:
+            return ()
 
         def interrupt(self) -> None:
             pass

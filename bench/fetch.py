@@ -20,7 +20,7 @@ from typing import Any
 
 from kafila.demo import default_folder
 from kafila.shard.file_names import LANGUAGE_FILES
-from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
+from kafila.shard.manifest import Checkpoint, open_checkpoint, own_specs
 from kafila.shard.patience import Patience
 from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import Web
@@ -79,11 +79,9 @@ def handler(folder: Path, counter: Counter) -> type[BaseHTTPRequestHandler]:
 
 def share_bytes(checkpoint: Checkpoint, blocks: BlockRange, *, head: bool) -> int:
     """A member's tensors and, at the head, what it reads besides."""
-    names = own_tensors(checkpoint, blocks, holds_head=head)
+    specs = own_specs(checkpoint, blocks, holds_head=head)
     texts = [checkpoint.folder / name for name in LANGUAGE_FILES] if head else []
-    return sum(checkpoint.tensors[name].end - checkpoint.tensors[name].start for name in names) + sum(
-        path.stat().st_size for path in texts if path.is_file()
-    )
+    return sum(spec.end - spec.start for spec in specs) + sum(path.stat().st_size for path in texts if path.is_file())
 
 
 def unseen(_done: int, _of: int) -> None:
@@ -94,7 +92,7 @@ def fetch(base: str, cache: Path, blocks: BlockRange, *, head: bool) -> float:
     """One member's share into a cache of its own; seconds."""
     start = time.perf_counter()
     remote = RemoteCheckpoint(Web(base), Patience(), root=cache)
-    remote.fetch(lambda checkpoint: own_tensors(checkpoint, blocks, holds_head=head), unseen)
+    remote.fetch(lambda checkpoint: own_specs(checkpoint, blocks, holds_head=head), unseen)
     if head:
         remote.language()
     remote.close()

@@ -25,6 +25,9 @@ class Duty:
     slots: int
     context: int
     dtype: str
+    scored_percent: int = 0
+    """Of the vocabulary's last rows (:func:`kafila.types.scored_from`). At the head, those it leaves to the last member
+    where a draw allows that; elsewhere this is the last member, which holds them and the final norm."""
 
 
 class Worker(Protocol):

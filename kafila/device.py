@@ -165,6 +165,7 @@ class DeviceBackend:
                 holds_head=duty.holds_head,
                 progress=_now_and_then(on_result),
                 patience=patience,
+                scored_percent=duty.scored_percent,
             )
         except SourceSilent as silent:
             alone = duty.blocks.stop - duty.blocks.first == offer.manifest.blocks
@@ -179,6 +180,7 @@ class DeviceBackend:
             slots=duty.slots,
             context=duty.context,
             kv_dtype=offer.kv_dtype,
+            scored_percent=duty.scored_percent,
         )
 
     async def language(self, offer: ModelOffer) -> Language:

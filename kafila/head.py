@@ -15,10 +15,11 @@ from typing import Protocol
 from kafila.errors import KafilaError, ProtocolError, UsageError
 from kafila.question import check
 from kafila.ring import schedule
-from kafila.ring.frames import Activation, Ask, Cancel, Edge, Stats, Text, decode_control, encode_control
+from kafila.ring.frames import Activation, Ask, Cancel, Edge, Scores, Stats, Text, decode_control, encode_control
 from kafila.ring.pace import Pace
 from kafila.ring.schedule import Batch, Finished, Request, Scheduler, Started, Token, Verdict
 from kafila.rolling import Rolled, rolled
+from kafila.scoring import SharedDraw, is_decode, is_shared
 from kafila.serve import BatchDone, Lately, Place, Said, Send, Stage, median
 from kafila.shard.worker import Forward, Forwarded, Result, Sample, Sampled
 from kafila.types import FinishReason, NodeId, Question, SpelledLogprobs, TokenLogprobs
@@ -102,6 +103,8 @@ class _Circuit:
     began_at: float
     own_s: float = 0.0
     hop_us: tuple[int, ...] = ()
+    shared: SharedDraw | None = None
+    """Where the last member was asked for scores."""
 
 
 class Head(Stage):
@@ -278,8 +281,13 @@ class Head(Stage):
     def result(self, result: Result, now: float) -> None:
         """What the worker finished; a drawn token may end an answer and start the next batch."""
         if isinstance(result, Sampled):
-            self._sampled(result, now)
-            self._pump(now)
+            circuit = self._circuits[result.batch]
+            if circuit.shared is None:
+                self._sampled(result, now)
+                self._pump(now)
+            else:
+                circuit.shared.sampled = result
+                self._draw_shared(circuit.shared, now)
         else:
             super().result(result, now)
 
@@ -289,14 +297,19 @@ class Head(Stage):
         place = self.place
         if place.alone:
             self._sample(circuit, result.hidden)
-        else:
-            self._send_activation(
-                Activation(place.epoch, result.batch, result.dtype, place.hidden, circuit.batch.segments, result.hidden)
-            )
+            return
+        if place.scored_percent and is_shared(circuit.batch, len(self._circuits)):
+            circuit.shared = SharedDraw.of(place.vocab, place.scored_percent)
+        segments, score = circuit.batch.segments, circuit.shared is not None
+        self._send_activation(
+            Activation(place.epoch, result.batch, result.dtype, place.hidden, segments, result.hidden, score=score)
+        )
 
     def _activation(self, frame: Activation) -> None:
         circuit = self._circuits.get(frame.batch)
         if circuit is None or frame.segments != circuit.batch.segments or circuit.hop_us:
+            raise ProtocolError("a batch came back that was not sent, or not as it was sent")
+        if frame.score != (circuit.shared is not None):
             raise ProtocolError("a batch came back that was not sent, or not as it was sent")
         if len(frame.hop_us) != len(self.place.ring) - 1:
             raise ProtocolError(f"a batch came back after {len(frame.hop_us)} members instead of all")
@@ -304,15 +317,28 @@ class Head(Stage):
         self._sample(circuit, frame.payload)
 
     def _sample(self, circuit: _Circuit, hidden: bytes) -> None:
-        batch = circuit.batch
-        job = Sample(batch.number, batch.segments, batch.sampling, hidden, self.place.dtype, batch.histories)
-        self._jobs.append(job)
+        batch, dtype, partial = circuit.batch, self.place.dtype, circuit.shared is not None
+        self._jobs.append(
+            Sample(batch.number, batch.segments, batch.sampling, hidden, dtype, batch.histories, partial=partial)
+        )
+
+    def _scores(self, scores: Scores, now: float) -> None:
+        circuit = self._circuits.get(scores.batch)
+        if circuit is None or circuit.shared is None:
+            raise ProtocolError("scores came that were not asked for")
+        circuit.shared.scored(scores.best, circuit.batch)
+        self._draw_shared(circuit.shared, now)
+
+    def _draw_shared(self, shared: SharedDraw, now: float) -> None:
+        if (whole := shared.whole()) is not None:
+            self._sampled(whole, now)
+            self._pump(now)
 
     def _sampled(self, result: Sampled, now: float) -> None:
         circuit = self._circuits.pop(result.batch)
         batch = circuit.batch
         stage_s = (circuit.own_s + result.stage_s, *(hop / 1e6 for hop in circuit.hop_us))
-        decode = all(segment.length == 1 and segment.sample for segment in batch.segments)
+        decode = is_decode(batch)
         done = BatchDone(batch.number, len(batch.tokens), decode, stage_s, now - circuit.began_at)
         self._events.append(done)
         self._pace.record(batch.segments, stage_s, done.circuit_s)

@@ -9,11 +9,12 @@ from itertools import combinations
 from kafila.members import are_near, one_public_host, report_of
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import nat_class
-from kafila.plan import Allocation, Declined, KnownEdge, Member, Objective, Plan, Workload, plan_session
+from kafila.plan import Allocation, Declined, KnownEdge, Member, Objective, Plan, Workload, divide_head, plan_session
 from kafila.plan.batching import batched_tokens_per_s
 from kafila.plan.head import HEAD_MARGIN
-from kafila.ring.agreement import MemberInfo, ModelOffer
+from kafila.ring.agreement import SCORES, MemberInfo, ModelOffer
 from kafila.ring.frames import ITEM_BYTES
+from kafila.scoring import vocabulary_of
 from kafila.types import Capability, NatClass, PathKind
 
 BATCHING_MARGIN = 1.1
@@ -36,6 +37,8 @@ class Wishes:
     """For comparisons: the head is the host's, and ..."""
     count_relays: bool = False
     """... the ring is ordered by the number of relayed edges, not by their cost."""
+    divide_head: bool = True
+    """The last member may score a part of the vocabulary for the head; for comparisons: never."""
 
 
 def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffer, wishes: Wishes) -> Plan | Declined:
@@ -45,14 +48,24 @@ def make_plan(members: Sequence[tuple[MemberInfo, Capability]], offer: ModelOffe
     For several users the throughput objective weighs its ring for so many against its ring for one: the former is best
     where answers pass one by one, and answers that share batches may be served faster by the latter.
     """
+    infos = [info for info, _ in members]
     planned = [
         Member.from_capability(info.name, capability, rtt_s=info.rendezvous_rtt_s, nat=class_of(info))
         for info, capability in members
     ]
-    plan = _plan([info for info, _ in members], planned, offer, wishes)
+    plan = _best_plan(infos, planned, offer, wishes)
+    if isinstance(plan, Declined) or not wishes.divide_head or not all(SCORES in infos[n].knows for n in plan.order):
+        return plan
+    return divide_head(plan, planned, offer.manifest, vocabulary_of(offer.config))
+
+
+def _best_plan(
+    infos: Sequence[MemberInfo], planned: Sequence[Member], offer: ModelOffer, wishes: Wishes
+) -> Plan | Declined:
+    plan = _plan(infos, planned, offer, wishes)
     if isinstance(plan, Declined) or plan.objective is not Objective.THROUGHPUT or wishes.users == 1:
         return plan
-    for_one = _plan([info for info, _ in members], planned, offer, replace(wishes, users=1))
+    for_one = _plan(infos, planned, offer, replace(wishes, users=1))
     rates = [_batched(each, planned, offer, wishes.users) for each in (plan, for_one)]
     return for_one if rates[1] > rates[0] * BATCHING_MARGIN else plan
 

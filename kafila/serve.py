@@ -7,6 +7,9 @@ language: it turns questions into batches and tokens into text.
     ask (local or from the ring) --> Head: render, schedule --> Forward job --> activation --> ... round the ring ...
         --> Sample job --> token --> text --> round the ring to whoever asked
 
+Where the plan divides the vocabulary, an activation may ask the last member for scores (:mod:`kafila.scoring`): it
+sends the activation on as ever, and what it scored behind it.
+
 Everything travels forward to the next neighbour. In a ring of one, next is the member itself and nothing is encoded.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kafila.errors import ProtocolError
 from kafila.ring.frames import (
@@ -23,15 +26,19 @@ from kafila.ring.frames import (
     Cancel,
     Control,
     Edge,
+    Scores,
     Stats,
     Text,
     decode_activation,
     decode_control,
+    decode_scores,
     encode_activation,
     encode_control,
+    encode_scores,
+    is_scores,
 )
 from kafila.ring.ringedges import RingEdges
-from kafila.shard.worker import Failed, Forward, Forwarded, Job, Result
+from kafila.shard.worker import Failed, Forward, Forwarded, Job, Result, Scored
 from kafila.types import NodeId, PathKind
 
 MAX_PENDING_BATCHES = 64
@@ -54,6 +61,10 @@ class Place:
     context: int
     telling_edges: frozenset[NodeId] = frozenset()
     """Members that take and pass on :class:`Edge`."""
+    scored_percent: int = 0
+    """Of the vocabulary's last rows, which the last member may be asked to score; 0: it never is."""
+    vocab: int = 0
+    """Rows of the vocabulary; 0: not known (a simulated model), and nothing is checked against it."""
 
     @property
     def position(self) -> int:
@@ -74,6 +85,11 @@ class Place:
     def after(self) -> NodeId:
         """Whom messages go to."""
         return self.ring[0 if self.visiting else (self.position + 1) % len(self.ring)]
+
+    @property
+    def last(self) -> bool:
+        """Whether what this member sends reaches the head next, and is not the head's."""
+        return not self.visiting and 0 < self.position == len(self.ring) - 1
 
     @property
     def alone(self) -> bool:
@@ -139,11 +155,15 @@ class Stage:
         self._sends: deque[Send] = deque()
         self._events: deque[Event] = deque()
         self._passing: dict[int, Activation] = {}
+        self._scoring: set[int] = set()
+        """Batches that the worker has yet to tell the scores of."""
 
     def receive(self, bulk: bool, data: bytes, now: float) -> None:
         """A message from the previous neighbour. What the protocol does not allow is an event that names the fault."""
         try:
-            if bulk:
+            if bulk and is_scores(data):
+                self._scores(self._of_this_epoch(decode_scores(data)), now)
+            elif bulk:
                 self._activation(self._checked(decode_activation(data)))
             else:
                 self._control(decode_control(data), now)
@@ -160,13 +180,24 @@ class Stage:
             )
         if any(s.slot >= place.slots or s.start + s.length > place.context for s in frame.segments):
             raise ProtocolError("a frame names a cache slot or a position beyond what the plan reserved")
+        if frame.score and not place.scored_percent:
+            raise ProtocolError("a frame asks for scores, and the plan gives the vocabulary to the head alone")
         return frame
+
+    def _of_this_epoch(self, scores: Scores) -> Scores:
+        if scores.epoch != self.place.epoch:
+            raise ProtocolError(f"scores of epoch {scores.epoch} where epoch {self.place.epoch} was agreed")
+        return scores
+
+    def _scores(self, scores: Scores, now: float) -> None:  # noqa: ARG002  - the head's needs them
+        raise ProtocolError("scores are for the head, and were sent to another")
 
     def _activation(self, frame: Activation) -> None:
         if frame.batch in self._passing or len(self._passing) >= MAX_PENDING_BATCHES:
             raise ProtocolError("more batches at once than the head may have on their way")
         self._passing[frame.batch] = frame
-        self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype))
+        score = frame.score and self.place.last
+        self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype, score))
 
     def _control(self, message: Control, now: float) -> None:
         match message:
@@ -213,13 +244,19 @@ class Stage:
             self._events.append(Broken(str(result.error)))
         elif isinstance(result, Forwarded):
             self._forwarded(result)
+        elif isinstance(result, Scored):
+            self._scored(result)
 
     def _forwarded(self, result: Forwarded) -> None:
         frame = self._passing.pop(result.batch)
         hop_us = (*frame.hop_us, microseconds(result.stage_s))
-        self._send_activation(
-            Activation(frame.epoch, frame.batch, frame.dtype, frame.hidden, frame.segments, result.hidden, hop_us)
-        )
+        if frame.score and self.place.last:
+            self._scoring.add(frame.batch)  # the rows leave before that: the head scores its part meanwhile
+        self._send_activation(replace(frame, payload=result.hidden, hop_us=hop_us))
+
+    def _scored(self, result: Scored) -> None:
+        self._scoring.remove(result.batch)
+        self._sends.append(Send(True, encode_scores(Scores(self.place.epoch, result.batch, result.best))))
 
     def _send_activation(self, frame: Activation) -> None:
         self._sends.append(Send(True, encode_activation(frame)))

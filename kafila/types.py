@@ -182,6 +182,26 @@ class Sampling:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
+class Best(NamedTuple):
+    """The likeliest token among some rows of the vocabulary."""
+
+    logit: float
+    """A float32 value, finite."""
+    token: int
+    """The lowest id where several have the largest logit."""
+
+
+SCORED_ROWS_UNIT = 64
+"""Where the vocabulary is cut: a multiple of every width that packed matrices have columns in."""
+
+
+def scored_from(vocab: int, percent: int) -> int:
+    """The first of the last ``percent`` of the vocabulary's rows, which a ring's last member scores while the head
+    scores those before; ``vocab`` where there are none."""
+    first = vocab - vocab * percent // 100
+    return vocab if first == vocab else first // SCORED_ROWS_UNIT * SCORED_ROWS_UNIT
+
+
 class History(NamedTuple):
     """The tokens of a request before the one that is drawn."""
 

@@ -43,6 +43,11 @@ from sims.models import PAPER_MODELS, load_model
 @click.option("--pin-head", is_flag=True, help="Ablation: the head stays where the session was opened.")
 @click.option("--count-relays", is_flag=True, help="Ablation: order the ring by relayed edges, not by their cost.")
 @click.option("--no-margin", is_flag=True, help="Ablation: any gain moves the head.")
+@click.option(
+    "--whole-head",
+    is_flag=True,
+    help="Ablation: the head scores the whole vocabulary.  [with --no-batching it does, as the paper's]",
+)
 @click.option("--context", type=click.IntRange(16), default=4096, show_default=True, help="Tokens of a conversation.")
 @click.option("--concurrency", type=click.IntRange(1, 1024), help="Answers at once.  [default: 4, or the users]")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=32, show_default=True)
@@ -64,6 +69,7 @@ def fleet(
     pin_head: bool,
     count_relays: bool,
     no_margin: bool,
+    whole_head: bool,
     context: int,
     concurrency: int | None,
     prompt_tokens: int,
@@ -91,6 +97,7 @@ def fleet(
         batching=batching,
         head_stays=pin_head,
         count_relays=count_relays,
+        divide_head=batching and not whole_head,
         margin=not no_margin,
         context=context,
         slots=concurrency or max(4, users),

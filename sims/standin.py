@@ -11,8 +11,8 @@ import struct
 from collections.abc import Sequence
 
 from kafila.errors import ModelError
-from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled
-from kafila.types import History, Question, Sampling, Segment, TokenLogprobs
+from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled, Scored
+from kafila.types import Best, History, Question, Sampling, Segment, TokenLogprobs
 
 PRIME = 1_048_573
 """The largest prime below 2**20: sums stay exact in a float32."""
@@ -39,16 +39,37 @@ def choose(hidden: int, sampling: Sampling, position: int, history: History) -> 
     return random.Random(f"{hidden} {sampling.seed} {position}").randrange(VOCABULARY)
 
 
-class StandInShard:
-    """One member's blocks, and the head's sampling."""
+def best_of(rows: range, token: int) -> Best:
+    """The likeliest of some rows of the vocabulary where ``token`` is the likeliest of all: what comes after it, round
+    the vocabulary, is ever less likely."""
+    return max((Best(-float((row - token) % VOCABULARY), row) for row in rows), key=lambda best: best.logit)
 
-    def __init__(self, salt: int) -> None:
+
+class StandInShard:
+    """One member's blocks, and the head's sampling. ``percent`` of the vocabulary's last rows are the last member's to
+    score, at least one."""
+
+    def __init__(self, salt: int, percent: int = 0) -> None:
         self._salt = salt
+        self._cut = VOCABULARY - max(VOCABULARY * percent // 100, percent > 0)
         self._caches: dict[int, list[int]] = {}
 
+    def results(self, job: Job) -> list[Result]:
+        """All that comes of a job, in order."""
+        result = self.do(job)
+        if not isinstance(job, Forward) or not job.score or not isinstance(result, Forwarded):
+            return [result]
+        sampling = (Sampling(),) * len(job.segments)
+        tokens = self._sample(Sample(job.batch, job.segments, sampling, result.hidden, job.dtype))
+        return [result, Scored(job.batch, _best(range(self._cut, VOCABULARY), tokens), 1e-4)]
+
     def do(self, job: Job) -> Result:
+        """The first that comes of it."""
         if isinstance(job, Sample):
             tokens = self._sample(job)
+            if job.partial:
+                best = _best(range(self._cut), tokens)
+                return Sampled(job.batch, tuple(one.token for one in best), 1e-4, best=best)
             return Sampled(job.batch, tokens, 1e-4, tuple(map(_logprobs, tokens, job.sampling)))
         rows = list(job.tokens) if job.tokens is not None else unpack(job.hidden or b"")
         return Forwarded(job.batch, pack(self._forward(job.segments, rows)), job.dtype, 1e-3)
@@ -76,6 +97,10 @@ class StandInShard:
             position = segment.start + segment.length
             tokens.append(choose(rows[at - 1], sampling, position, history) if segment.sample else None)
         return tuple(tokens)
+
+
+def _best(rows: range, tokens: Sequence[int | None]) -> tuple[Best, ...]:
+    return tuple(best_of(rows, token) for token in tokens if token is not None)
 
 
 def _logprobs(token: int | None, sampling: Sampling) -> TokenLogprobs | None:

@@ -14,6 +14,7 @@ from kafila.head import Language
 from kafila.nat.driver import OpenStream
 from kafila.net import Network
 from kafila.node import Node, run_node
+from kafila.plan import Plan
 from kafila.planning import Wishes
 from kafila.question import conversation
 from kafila.reachability import Routers
@@ -61,7 +62,10 @@ class StandInWorker:
             self._on_result(Loaded("stand-in", STAGE_S))
             async for job in self._jobs:
                 await trio.sleep(STAGE_S)
-                self._on_result(self._shard.do(job))
+                for place, result in enumerate(self._shard.results(job)):
+                    if place:
+                        await trio.sleep(STAGE_S)  # scoring, once the rows are on their way
+                    self._on_result(result)
 
     def submit(self, job: Job) -> None:
         self._jobs_in.send_nowait(job)
@@ -103,7 +107,7 @@ class StandInBackend:
 
     async def worker(self, offer: ModelOffer, duty: Duty, on_result: Callable[[Result], None]) -> StandInWorker:  # noqa: ARG002  - a backend's
         await self._may_fail("worker")
-        return StandInWorker(StandInShard(duty.blocks.first), on_result, self._nursery)
+        return StandInWorker(StandInShard(duty.blocks.first, duty.scored_percent), on_result, self._nursery)
 
     async def language(self, offer: ModelOffer) -> Language:  # noqa: ARG002  - a backend's
         await trio.lowlevel.checkpoint()
@@ -141,6 +145,11 @@ class Facts:
 
     def record(self, what: str, now: float, facts: Mapping[str, Any]) -> None:
         self.records.append((what, now, facts))
+
+    def plan(self) -> Plan:
+        """The one that was shown."""
+        (plan,) = {facts["plan"] for what, _, facts in self.records if what == "plan"}
+        return Plan.from_json(plan)
 
 
 class Guest:

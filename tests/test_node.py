@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 
 import pytest
 import trio
@@ -64,8 +63,7 @@ class World:
 
 def firsts(guests: list[Guest]) -> list[int]:
     """Where each member's blocks begin, by the plan that the host was shown."""
-    (plan,) = {facts["plan"] for what, _, facts in guests[0].facts.records if what == "plan"}
-    return [stage["blocks"]["first"] for stage in json.loads(plan)["stages"]]
+    return [stage.blocks.first for stage in guests[0].facts.plan().stages]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -74,6 +72,8 @@ async def test_every_member_asks_and_gets_its_answer(count: int, autojump_clock:
         guests = await w.form(count)
         for guest in guests:
             assert await answer_of(guest, QUESTION) == solo(QUESTION, firsts(guests))
+        plan = guests[0].facts.plan()
+        assert (plan.scored_percent > 0) == (count > 1), "the last member has scored nothing"
 
 
 async def test_questions_at_once_from_everybody_stay_apart(autojump_clock: MockClock) -> None:

@@ -11,9 +11,9 @@ from kafila.members import reachable
 from kafila.nat.candidates import Candidate, CandidateKind
 from kafila.nat.predict import Reach, predict
 from kafila.nat.report import Filtering, FilterScope, Mapping, NatReport, nat_class
-from kafila.plan import KnownEdge, Objective, Plan
+from kafila.plan import Allocation, KnownEdge, Objective, Plan
 from kafila.planning import Wishes, class_of, known_edges, make_plan
-from kafila.ring.agreement import MemberInfo, ModelOffer
+from kafila.ring.agreement import EDGES, KNOWN, PARTS, MemberInfo, ModelOffer
 from kafila.types import Address, Capability, ModelManifest, NatClass, NodeId, PathKind
 from tests.test_members import member
 
@@ -112,3 +112,42 @@ def test_throughput_for_several_knows_that_answers_share_batches(flops: float, n
     assert isinstance(plan, Plan)
     # One device reads its weights once for all four where it computes fast enough; else two devices share the work.
     assert set(plan.names) == set(names)
+
+
+OFFER = ModelOffer(
+    ModelManifest("model", 10, 1_000_000, 500_000, 400_000, 10, 100, 4096), "folder", "{}", "bfloat16", 100, 4
+)
+
+
+def divided(wishes: Wishes, *knows: tuple[str, ...], offer: ModelOffer = OFFER) -> Plan:
+    """A plan for members alike but for what they know."""
+    infos = [
+        replace(with_report(n, None), name=f"m{n}", rendezvous_rtt_s=0.01, knows=known)
+        for n, known in enumerate(knows, 1)
+    ]
+    plan = make_plan([(info, device(1e9, 1e12)) for info in infos], offer, wishes)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+@pytest.mark.parametrize("wishes", [Wishes(), Wishes(allocation=Allocation.UNIFORM), Wishes(shares=(3, 7))])
+def test_the_last_member_scores_a_part_of_the_vocabulary_of_any_division(wishes: Wishes) -> None:
+    plan = divided(wishes, KNOWN, KNOWN)
+    whole = divided(replace(wishes, divide_head=False), KNOWN, KNOWN)
+    assert (plan.scored_percent, whole.scored_percent) == (50, 0)
+    assert plan.stages[-1].memory_used_bytes == whole.stages[-1].memory_used_bytes + 250_000
+    assert (plan.counts, plan.alternatives) == (whole.counts, whole.alternatives)
+
+
+@pytest.mark.parametrize("knows", [(KNOWN, (EDGES, PARTS)), ((), KNOWN), (KNOWN, (), KNOWN)])
+def test_with_a_member_that_does_not_know_scores_the_head_scores_all(knows: tuple[tuple[str, ...], ...]) -> None:
+    assert divided(Wishes(), *knows).scored_percent == 0
+
+
+def test_a_vocabulary_of_a_few_rows_is_the_heads() -> None:
+    shape = (
+        '{"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, '
+        '"intermediate_size": 8, "vocab_size": %d}'
+    )
+    found = [divided(Wishes(), KNOWN, KNOWN, offer=replace(OFFER, config=shape % rows)) for rows in (100, 320)]
+    assert [plan.scored_percent for plan in found] == [0, 50]

@@ -43,14 +43,15 @@ class Ring:
     ``guests`` are linked with the head, each by a queue either way, and stand behind the members in every list.
     """
 
-    def __init__(self, members: int, guests: int = 0) -> None:
+    def __init__(self, members: int, guests: int = 0, percent: int = 0, vocab: int = 0) -> None:
         ids = tuple(node(n) for n in range(members))
-        places = [Place(me, ids, 1, 1, "float32", SLOTS, CONTEXT) for me in ids]
+        plain = [Place(me, ids, 1, 1, "float32", SLOTS, CONTEXT) for me in ids]
+        places = [replace(place, scored_percent=percent, vocab=vocab) for place in plain]
         self.stages: list[Stage] = [Head(places[0], Letters(), 0.0), *map(Stage, places[1:])]
         self.head = self.stages[0]
         self.members = members
         self.guests = [node(n) for n in range(members, members + guests)]
-        self.shards = [StandInShard(salt) for salt in range(members)]
+        self.shards = [StandInShard(salt, percent) for salt in range(members)]
         self.wires: list[deque[Send]] = [deque() for _ in range(members + 2 * guests)]
         for guest in self.guests:
             assert isinstance(self.head, Head)
@@ -86,7 +87,8 @@ class Ring:
         if choices:
             # Workers keep the order of their jobs, so each does its own at once; what varies is when messages arrive.
             for n, job in choices:
-                self.stages[n].result(self.shards[n].do(job), self.now)
+                for result in self.shards[n].results(job):
+                    self.stages[n].result(result, self.now)
             return True
         busy = [n for n, wire in enumerate(self.wires) if wire]
         if not busy:
@@ -148,13 +150,14 @@ questions = st.tuples(
 @given(
     st.integers(1, 4),
     st.integers(0, 2),
+    st.sampled_from([0, 10, 50, 75]),
     st.lists(questions, min_size=1, max_size=7),
     st.lists(st.integers(0, 9), max_size=80),
 )
 def test_every_answer_is_its_solo_answer_whatever_else_is_asked(
-    members: int, guests: int, asked: list[tuple[int, str, Sampling, int]], picks: list[int]
+    members: int, guests: int, percent: int, asked: list[tuple[int, str, Sampling, int]], picks: list[int]
 ) -> None:
-    ring = Ring(members, guests)
+    ring = Ring(members, guests, percent)
     for n, (asker, words, sampling, max_tokens) in enumerate(asked):
         who = asker % (members + guests)
         ring.stages[who].ask(ask(n, who, words, sampling=sampling, max_tokens=max_tokens), ring.now)

@@ -11,6 +11,7 @@ the package's shared values.
     admit       what fits in memory              decline     what does not, and what would help
     describe    a plan as text                   sizes       a model's sizes from its config.json
     batching    rates when answers share batches reads       what a batch reads of a block with experts
+    scoring     the vocabulary in two parts
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from kafila.plan.outcome import (
 )
 from kafila.plan.planner import plan_session
 from kafila.plan.reads import read_bytes
+from kafila.plan.scoring import divide_head
 from kafila.plan.sizes import manifest_from_config
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "Tier",
     "Workload",
     "describe",
+    "divide_head",
     "manifest_from_config",
     "plan_session",
     "read_bytes",

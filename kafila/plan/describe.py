@@ -115,6 +115,11 @@ def _lines(plan: Plan) -> list[str]:
         )
     if plan.order_excess_s:
         lines.append(f"The order costs at most {plan.order_excess_s * 1e3:.1f} ms a token more than the cheapest ring.")
+    if plan.scored_percent:
+        lines.append(
+            f"While one answer is drawn greedily, {plan.stages[-1].name} scores the last {plan.scored_percent}% of the "
+            "vocabulary and the head the rest."
+        )
     if plan.guests:
         lines.append(f"Not in the ring: {listed([guest.name for guest in plan.guests])}.")
     said = remark(plan)

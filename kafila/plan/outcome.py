@@ -124,6 +124,9 @@ class Plan:
     guests: tuple[Guest, ...]
     alternatives: tuple[Prediction, ...]
     """The other objective for ``users``, and the fastest ring for one user."""
+    scored_percent: int = 0
+    """Of the vocabulary's last rows: the last stage holds them, too (in its memory), and scores them while the head
+    scores the others, where a draw allows that. Predicted times do not count on it."""
 
     @property
     def head(self) -> int:
@@ -224,6 +227,7 @@ class Plan:
             edges=tuple(map(_read_edge, fields.objects("edges"))),
             guests=tuple(Guest(row.integer("member"), row.text("name")) for row in fields.objects("guests")),
             alternatives=tuple(map(_read_prediction, fields.objects("alternatives"))),
+            scored_percent=fields.integer_or("scored_percent", 0),
         )
         _check(plan, fields)
         return plan
@@ -299,3 +303,5 @@ def _check(plan: Plan, fields: Fields) -> None:
         raise fields.wrong("edges")
     if plan.anchor not in everybody:
         raise fields.wrong("anchor")
+    if plan.scored_percent > (100 if len(plan.stages) > 1 else 0):
+        raise fields.wrong("scored_percent")

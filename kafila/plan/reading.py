@@ -52,6 +52,10 @@ class Fields:
             raise self.wrong(name)
         return value
 
+    def integer_or(self, name: str, default: int) -> int:
+        """An integer from zero on, or ``default`` where the field is absent: its writer did not know it."""
+        return self.integer(name) if name in self._values else default
+
     def flag(self, name: str) -> bool:
         """True or false."""
         value = self._values.get(name)

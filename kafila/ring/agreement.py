@@ -20,7 +20,9 @@ EDGES = "edges"
 """A member that knows this takes and passes on ``frames.Edge``."""
 PARTS = "parts"
 """A member that knows this answers to ``kafila.ring.parts`` over its links."""
-KNOWN = (EDGES, PARTS)
+SCORES = "scores"
+"""A member that knows this passes on what asks for ``frames.Scores``, and as the last of a ring sends them."""
+KNOWN = (EDGES, PARTS, SCORES)
 """What this version knows beyond the messages that every member of :data:`PROTOCOL_VERSION` does. A member is sent
 nothing that it does not name, for what it cannot read ends its session."""
 

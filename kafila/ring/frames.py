@@ -1,31 +1,40 @@
 """What ring neighbours say to each other over a link (pure codec).
 
-Two shapes. An :class:`Activation` is a binary frame on the bulk stream: a ragged batch of hidden rows on its way round
-the ring. Everything else is a small JSON object on the control stream, routed forward round the ring until it reaches
-the member it is for: a question to the head, text back to whoever asked.
+Three shapes. An :class:`Activation` is a binary frame on the bulk stream: a ragged batch of hidden rows on its way
+round the ring. :class:`Scores` are another: what the last member found in its rows of the vocabulary, behind the
+activation that asked for it. Everything else is a small JSON object on the control stream, routed forward round the
+ring until it reaches the member it is for: a question to the head, text back to whoever asked.
 
-    activation:  0x01 | dtype u8 | segments u16 | hops u8 | epoch u32 | batch u32 | hidden u32
+    activation:  0x01, or 0x04 where scores are asked for
+                 | dtype u8 | segments u16 | hops u8 | epoch u32 | batch u32 | hidden u32
                  | segments x (slot u16, start u32, length u32, flags u8) | hops x (stage_us u32) | numbers
     control:     0x02 | UTF-8 JSON object with a "kind"
+    scores:      0x05 | epoch u32 | count u16 | batch u32 | count x (logit f32, token u32)
 
-The header names the dtype, so a link need not assume the model's. A frame that is not exactly as long as its header
-says, or that names no rows, is refused where it enters: what comes in over a link is checked here, once.
+0x03 is ``ring/parts.py``'s. An activation's header names the dtype, so a link need not assume the model's. A frame that
+is not exactly as long as its header says, or that names no rows, is refused where it enters: what comes in over a link
+is checked here, once.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kafila.errors import ProtocolError
 from kafila.ring import records
-from kafila.types import FinishReason, NodeId, PathKind, Question, Segment, SpelledLogprobs
+from kafila.types import Best, FinishReason, NodeId, PathKind, Question, Segment, SpelledLogprobs
 
 _ACTIVATION = 0x01
 _CONTROL = 0x02
+_SCORED_ACTIVATION = 0x04
+_SCORES = 0x05
 _HEADER = struct.Struct("!BBHBIII")
 _SEGMENT = struct.Struct("!HIIB")
+_SCORES_HEADER = struct.Struct("!BIHI")
+_BEST = struct.Struct("!fI")
 _FLAG_SAMPLE = 0x01
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -53,6 +62,18 @@ class Activation:
     segments: tuple[Segment, ...]
     payload: bytes
     hop_us: tuple[int, ...] = ()
+    score: bool = False
+    """The last member also scores its rows of the vocabulary, for each segment that wants a token. Stays on all the way
+    round; only where every member knows it (:data:`kafila.ring.agreement.SCORES`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The best of the last member's rows of the vocabulary, one for each segment of a batch that wants a token."""
+
+    epoch: int
+    batch: int
+    best: tuple[Best, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +161,7 @@ def encode_activation(frame: Activation) -> bytes:
     """The frame's bytes."""
     parts = [
         _HEADER.pack(
-            _ACTIVATION,
+            _SCORED_ACTIVATION if frame.score else _ACTIVATION,
             _DTYPE_CODES[frame.dtype],
             len(frame.segments),
             len(frame.hop_us),
@@ -157,7 +178,7 @@ def encode_activation(frame: Activation) -> bytes:
 
 def decode_activation(data: bytes) -> Activation:
     """The frame in ``data``. Raises ProtocolError for anything :func:`encode_activation` would not write."""
-    if len(data) < _HEADER.size or data[0] != _ACTIVATION:
+    if len(data) < _HEADER.size or data[0] not in {_ACTIVATION, _SCORED_ACTIVATION}:
         raise ProtocolError("an activation frame is cut short or is none")
     _, dtype_code, segment_count, hop_count, epoch, batch, hidden = _HEADER.unpack_from(data)
     dtype = _DTYPE_NAMES.get(dtype_code)
@@ -179,7 +200,31 @@ def decode_activation(data: bytes) -> Activation:
     if len(data) - payload_at != rows * hidden * ITEM_BYTES[dtype]:
         raise ProtocolError("an activation frame is not as long as its header says")
     hop_us = struct.unpack_from(f"!{hop_count}I", data, hops_at)
-    return Activation(epoch, batch, dtype, hidden, segments, data[payload_at:], hop_us)
+    return Activation(epoch, batch, dtype, hidden, segments, data[payload_at:], hop_us, data[0] == _SCORED_ACTIVATION)
+
+
+def is_scores(data: bytes) -> bool:
+    """Whether a message of the bulk stream is meant as :class:`Scores`."""
+    return data[:1] == bytes((_SCORES,))
+
+
+def encode_scores(scores: Scores) -> bytes:
+    """The frame's bytes."""
+    header = _SCORES_HEADER.pack(_SCORES, scores.epoch, len(scores.best), scores.batch)
+    return b"".join([header, *(_BEST.pack(best.logit, best.token) for best in scores.best)])
+
+
+def decode_scores(data: bytes) -> Scores:
+    """The frame in ``data``. Raises ProtocolError for anything :func:`encode_scores` would not write."""
+    if len(data) < _SCORES_HEADER.size or not is_scores(data):
+        raise ProtocolError("scores are cut short or are none")
+    _, epoch, count, batch = _SCORES_HEADER.unpack_from(data)
+    if not 0 < count <= MAX_SEGMENTS or len(data) != _SCORES_HEADER.size + count * _BEST.size:
+        raise ProtocolError("scores are for no request or too many, or not as long as their header says")
+    best = tuple(map(Best._make, _BEST.iter_unpack(data[_SCORES_HEADER.size :])))
+    if not all(math.isfinite(one.logit) for one in best):
+        raise ProtocolError("a score is no number")
+    return Scores(epoch, batch, best)
 
 
 def encode_control(message: Control) -> bytes:

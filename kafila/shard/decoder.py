@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from kafila.errors import DeviceError, ProtocolError
 from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.manifest import DTYPE_BYTES
-from kafila.shard.ops import AttentionShape, BlockWeights, Experts, HeadWeights, Mlp, Ops, Placement
-from kafila.shard.sample import draw_all
+from kafila.shard.ops import AttentionShape, BlockWeights, Experts, HeadWeights, Mlp, Ops, Placement, ScoredRows
+from kafila.shard.sample import best_of, draw_all
 from kafila.shard.worker import Draws
-from kafila.types import BlockRange, History, Sampling, Segment
+from kafila.types import Best, BlockRange, History, Sampling, Segment
 
 T = TypeVar("T")
 
@@ -51,14 +51,17 @@ def attention_shape(config: DecoderConfig, index: int) -> AttentionShape:
     )
 
 
-def logits_of(ops: Ops[T], head: HeadWeights[T], cap: float, x: T) -> T:
-    """Rows (rows, hidden) after the last block to (rows, vocab); ``cap`` as in `DecoderConfig.logit_cap`."""
+def logits_of(ops: Ops[T], head: HeadWeights[T] | ScoredRows[T], cap: float, x: T) -> T:
+    """Rows (rows, hidden) after the last block to (rows, tokens); ``cap`` as in `DecoderConfig.logit_cap`."""
     logits = head.unembedding(ops.rms_norm(x, head.norm))
     return ops.capped(logits, cap) if cap else logits
 
 
 class Shard(Generic[T]):
-    """What one member holds: blocks, their caches and, at one member, the head. For one thread at a time."""
+    """What one member holds: blocks, their caches and the head, or some of the vocabulary's rows, where it has them.
+
+    For one thread at a time.
+    """
 
     def __init__(
         self,
@@ -68,14 +71,17 @@ class Shard(Generic[T]):
         weights: Sequence[BlockWeights[T]],
         head: HeadWeights[T] | None,
         cache: KvCache[T],
+        scored: ScoredRows[T] | None = None,
     ) -> None:
-        """``weights`` are those of ``blocks``, in order."""
+        """``weights`` are those of ``blocks``, in order; ``scored``: the vocabulary's last rows, at the last member."""
         self.weights = tuple(weights)
         self.head = head
+        self.scored = scored
         self._ops = ops
         self._config = config
         self._cache = cache
         self._interrupted = False
+        self._given: _Given | None = None
         held = range(blocks.first, blocks.stop)
         ropes = list(dict.fromkeys(config.ropes[index] for index in held)) or [config.ropes[0]]
         self._ropes = [ops.rope(rope.frequencies(config.head_dim), cache.context) for rope in ropes]
@@ -104,11 +110,15 @@ class Shard(Generic[T]):
         ProtocolError for a batch that does not fit what is held, having changed nothing.
         """
         self._cache.check(segments)
+        self._given = None
         with self._ops.scope():
             x = self._embed(segments, tokens) if tokens is not None else self._rows(segments, hidden or b"", dtype)
             x = self._run(x, [self._ops.place(segments, rope) for rope in self._ropes])
             self._cache.extend(segments)
-            return self._ops.to_bytes(x, dtype)
+            given = self._ops.to_bytes(x, dtype)
+        if self.scored is not None:
+            self._given = _Given(tuple(segments), _drawn_from(segments, given), dtype)
+        return given
 
     def sample(
         self,
@@ -133,6 +143,37 @@ class Shard(Generic[T]):
             logits = ops.to_numpy(logits_of(ops, head, self._config.logit_cap, x))
         return draw_all(logits, segments, sampling, histories)
 
+    def sample_part(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        """The likeliest of the tokens that the last member does not score, for each segment that wants one.
+
+        ``hidden`` as in `sample`. Raises ProtocolError where the vocabulary is not divided.
+        """
+        own = self._need_head().own
+        if own is None:
+            raise ProtocolError("a batch came to be drawn in part, and the whole vocabulary is scored here")
+        self._check_rows(segments, hidden, dtype)
+        return self._best(own, _drawn_from(segments, hidden), dtype)
+
+    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
+        """The likeliest of the tokens that are scored here, for each of the last pass's ``segments`` that wants one.
+
+        The head sees the pass's rows as they travel, rounded to their dtype, and so they are scored here.
+        """
+        given = self._given
+        if self.scored is None or given is None or given.segments != tuple(segments):
+            raise ProtocolError("a batch came that only the last member can score, or another than it has computed")
+        return self._best(self.scored, given.hidden, given.dtype)
+
+    def _best(self, held: ScoredRows[T], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        """``hidden``: only the rows that tokens are drawn from."""
+        if not hidden:
+            return ()
+        ops = self._ops
+        with ops.scope():
+            x = ops.from_bytes(hidden, dtype, self._config.hidden)
+            logits = ops.to_numpy(logits_of(ops, held, self._config.logit_cap, x))
+        return best_of(logits, held.first)
+
     def _run(self, x: T, placements: Sequence[Placement[T]]) -> T:
         """``placements``: one a kind of rotation."""
         run: Callable[[T, T, Placement[T]], T]
@@ -154,6 +195,10 @@ class Shard(Generic[T]):
         return x if scale == 1 else self._ops.scaled(x, scale)
 
     def _rows(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> T:
+        self._check_rows(segments, hidden, dtype)
+        return self._ops.from_bytes(hidden, dtype, self._config.hidden)
+
+    def _check_rows(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> None:
         rows = sum(segment.length for segment in segments)
         item = DTYPE_BYTES.get(dtype)
         if item is None:
@@ -162,12 +207,31 @@ class Shard(Generic[T]):
             raise ProtocolError(
                 f"a batch of {rows} rows came with {len(hidden)} bytes, not {rows * self._config.hidden * item}"
             )
-        return self._ops.from_bytes(hidden, dtype, self._config.hidden)
 
     def _need_head(self) -> HeadWeights[T]:
         if self.head is None:
             raise ProtocolError("a batch came that only the head can do")
         return self.head
+
+
+class _Given(NamedTuple):
+    """Of the last pass, what may have to be scored."""
+
+    segments: tuple[Segment, ...]
+    hidden: bytes
+    """The rows that tokens are drawn from, and no others: a prompt's are as large as its pass."""
+    dtype: str
+
+
+def _drawn_from(segments: Sequence[Segment], hidden: bytes) -> bytes:
+    """The last row of each segment that wants a token."""
+    ends = list(_ends(segments))
+    if len(hidden) == 0 or all(segment.sample and segment.length == 1 for segment in segments):
+        return hidden
+    width = len(hidden) // ends[-1]
+    return b"".join(
+        hidden[(end - 1) * width : end * width] for end, segment in zip(ends, segments, strict=True) if segment.sample
+    )
 
 
 def _ends(segments: Sequence[Segment]) -> Iterable[int]:

@@ -11,11 +11,11 @@ from kafila.errors import DeviceError, ModelError, ModelNotFound
 from kafila.shard.file_names import CONFIG_NAME
 from kafila.shard.fingerprint import fingerprint
 from kafila.shard.held import Held
-from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
+from kafila.shard.manifest import Checkpoint, open_checkpoint, own_specs
 from kafila.shard.neighbours import Neighbours
 from kafila.shard.patience import Patience
 from kafila.shard.source import Elsewhere, Folder, Hub, Members, Remote, parse_source
-from kafila.types import BlockRange
+from kafila.types import BlockRange, TensorSpec
 
 if TYPE_CHECKING:
     from kafila.shard.mirror import Progress  # imports httpx, which a machine that only has folders may lack
@@ -99,9 +99,16 @@ class Library:
         return source.path if isinstance(source, Folder) else self._remote_for(source, wanted).language()
 
     def share(
-        self, wanted: Wanted, blocks: BlockRange, *, holds_head: bool, progress: Progress, patience: Patience
+        self,
+        wanted: Wanted,
+        blocks: BlockRange,
+        *,
+        holds_head: bool,
+        progress: Progress,
+        patience: Patience,
+        scored_percent: int = 0,
     ) -> Checkpoint:
-        """The checkpoint with the tensors of a share there, fetched where they have to be.
+        """The checkpoint with the tensors of a share there (`own_specs`), fetched where they have to be.
 
         ``patience`` is this share's own: a new plan may ask for another while this one is being given up. Raises
         ModelError.
@@ -114,7 +121,11 @@ class Library:
         _, print_ = remote.open()
         _check(_shown(source), print_, wanted)
         self.held = Held(remote.folder, remote.revision)
-        return remote.fetch(lambda checkpoint: own_tensors(checkpoint, blocks, holds_head=holds_head), progress)
+
+        def specs(checkpoint: Checkpoint) -> list[TensorSpec]:
+            return own_specs(checkpoint, blocks, holds_head=holds_head, scored_percent=scored_percent)
+
+        return remote.fetch(specs, progress)
 
     def _source(self, wanted: Wanted) -> Folder | Elsewhere:
         """Where it is; at other members where it is a folder that is not here, and neighbours may be asked."""

@@ -22,8 +22,30 @@ from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import Shard
 from kafila.shard.experts import EXPERTS, ROUTER, STACKED, ExpertShape
 from kafila.shard.heap import pages_of_their_own
-from kafila.shard.manifest import EMBEDDING, NORM, UNEMBEDDING, Checkpoint, own_tensors, stacks_experts, weight_format
-from kafila.shard.ops import BlockWeights, Experts, HeadWeights, HostMatrix, HostTensor, Mlp, Norm, Ops, QuantizedTensor
+from kafila.shard.manifest import (
+    EMBEDDING,
+    NORM,
+    UNEMBEDDING,
+    Checkpoint,
+    divided_at,
+    own_specs,
+    rows_from,
+    stacks_experts,
+    unembedding,
+    weight_format,
+)
+from kafila.shard.ops import (
+    BlockWeights,
+    Experts,
+    HeadWeights,
+    HostMatrix,
+    HostTensor,
+    Mlp,
+    Norm,
+    Ops,
+    QuantizedTensor,
+    ScoredRows,
+)
 from kafila.shard.quantize import quantize, to_float32
 from kafila.types import BlockRange, TensorSpec
 
@@ -98,14 +120,17 @@ def load_shard(
     context: int,
     kv_dtype: str = "",
     progress: Progress | None = None,
+    scored_percent: int = 0,
 ) -> Shard[T]:
     """Read, convert and place everything one member holds, and reserve ``slots`` caches of ``context`` tokens.
 
-    Raises ModelIncomplete naming tensor and file, or what the backend raises when the device has no room.
+    ``scored_percent`` as in `kafila.backend.Duty`. Raises ModelIncomplete naming tensor and file, ProtocolError for a
+    vocabulary that cannot be divided so, or what the backend raises when the device has no room.
     """
     config = checkpoint.config
-    own = own_tensors(checkpoint, blocks, holds_head=holds_head)
-    read = complete(checkpoint.folder, [checkpoint.tensors[name] for name in own])
+    first = divided_at(config, scored_percent)
+    own = own_specs(checkpoint, blocks, holds_head=holds_head, scored_percent=scored_percent)
+    read = complete(checkpoint.folder, own)
     loaded = []
     with read, pages_of_their_own(), ops.scope():
         # The caches first: when they do not fit, that is known before minutes of reading.
@@ -115,8 +140,9 @@ def load_shard(
                 progress(index - blocks.first, blocks.stop - blocks.first)
             sparse = config.experts is not None and config.experts.sparse[index]
             loaded.append(build_block(ops, config, BlockFiles(checkpoint, index), sparse=sparse))
-        head = _load_head(ops, checkpoint) if holds_head else None
-        return Shard(ops, config, blocks, loaded, head, cache)
+        head = _load_head(ops, checkpoint, first) if holds_head else None
+        scored = _load_scored(ops, checkpoint, first) if first and not holds_head else None
+        return Shard(ops, config, blocks, loaded, head, cache, scored)
 
 
 def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights, *, sparse: bool = False) -> BlockWeights[T]:
@@ -243,16 +269,40 @@ def host_matrix(checkpoint: Checkpoint, module: str, read: Read) -> HostMatrix:
     return QuantizedTensor(part("weight").data, part("scales"), part("biases"), affine.bits, affine.group_size)
 
 
-def _load_head(ops: Ops[T], checkpoint: Checkpoint) -> HeadWeights[T]:
-    config, folder = checkpoint.config, checkpoint.folder
-    norm = make_norm(ops, config, read_tensor(folder, checkpoint.tensors[NORM]))
+def _load_head(ops: Ops[T], checkpoint: Checkpoint, first: int) -> HeadWeights[T]:
+    """``first``: of the rows that the last member scores as well; 0: there are none."""
+    norm = _final_norm(ops, checkpoint)
     table = ops.table(_embedding(ops, checkpoint))
+    weight = _unembedding(ops, checkpoint)
+    if not first:
+        return HeadWeights(table, norm, ops.tied_matrix(table) if weight is None else ops.matrix([weight], None))
+    divided = ops.divided_tied_matrix(table, first) if weight is None else ops.divided_matrix(weight, first)
+    return HeadWeights(table, norm, divided.whole, ScoredRows(norm, divided.own, 0))
+
+
+def _unembedding(ops: Ops[T], checkpoint: Checkpoint) -> HostMatrix | None:
+    """None: the table is what tokens are scored by."""
+    config = checkpoint.config
     if not config.tied:
-        return HeadWeights(table, norm, ops.matrix([host_matrix(checkpoint, UNEMBEDDING, read_tensor)], None))
+        return host_matrix(checkpoint, UNEMBEDDING, read_tensor)
     if config.quantization is not None and not ops.table_bytes(config.vocab, config.hidden):
         # Mapped for itself: what is read of it goes again, and the table keeps the rows that are looked up.
-        return HeadWeights(table, norm, ops.matrix([host_matrix(checkpoint, EMBEDDING, map_tensor)], None))
-    return HeadWeights(table, norm, ops.tied_matrix(table))
+        return host_matrix(checkpoint, EMBEDDING, map_tensor)
+    return None
+
+
+def _load_scored(ops: Ops[T], checkpoint: Checkpoint, first: int) -> ScoredRows[T]:
+    """The rows from ``first`` on, and no byte of the others."""
+
+    def read(folder: Path, whole: TensorSpec) -> HostTensor:
+        return read_tensor(folder, rows_from(whole, first))
+
+    weight = host_matrix(checkpoint, unembedding(checkpoint.config), read)
+    return ScoredRows(_final_norm(ops, checkpoint), ops.matrix([weight], None), first)
+
+
+def _final_norm(ops: Ops[T], checkpoint: Checkpoint) -> Norm[T]:
+    return make_norm(ops, checkpoint.config, read_tensor(checkpoint.folder, checkpoint.tensors[NORM]))
 
 
 def _embedding(ops: Ops[T], checkpoint: Checkpoint) -> HostMatrix:

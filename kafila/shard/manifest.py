@@ -11,16 +11,16 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kafila.errors import ModelError, ModelIncomplete, ModelNotFound, UnsupportedModel
+from kafila.errors import ModelError, ModelIncomplete, ModelNotFound, ProtocolError, UnsupportedModel
 from kafila.shard.config import DecoderConfig, parse_config
 from kafila.shard.experts import EXPERTS, STACKED, expert_tensors
 from kafila.shard.families import own_name
 from kafila.shard.formats import Affine
-from kafila.types import BlockRange, ExpertBytes, ModelManifest, TensorSpec
+from kafila.types import BlockRange, ExpertBytes, ModelManifest, TensorSpec, scored_from
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an item takes in memory and on the wire, by our names."""
@@ -192,6 +192,43 @@ def own_tensors(checkpoint: Checkpoint, blocks: BlockRange, *, holds_head: bool)
         for name in checkpoint.tensors
         if name.startswith(own) or (holds_head and not name.startswith("model.layers."))
     ]
+
+
+def own_specs(
+    checkpoint: Checkpoint, blocks: BlockRange, *, holds_head: bool, scored_percent: int = 0
+) -> list[TensorSpec]:
+    """What a member with these blocks reads: `own_tensors` and, at the last member of a ring whose vocabulary is
+    divided (`kafila.backend.Duty.scored_percent`), the final norm and its rows of the unembedding."""
+    own = [checkpoint.tensors[name] for name in own_tensors(checkpoint, blocks, holds_head=holds_head)]
+    if holds_head or not scored_percent:
+        return own
+    first = divided_at(checkpoint.config, scored_percent)
+    module = f"{unembedding(checkpoint.config)}."
+    rows = (rows_from(spec, first) for name, spec in checkpoint.tensors.items() if name.startswith(module))
+    return [*own, checkpoint.tensors[NORM], *rows]
+
+
+def divided_at(config: DecoderConfig, scored_percent: int) -> int:
+    """The first row of the vocabulary that the last member scores; 0: it scores none. Raises ProtocolError where that
+    would leave one part empty."""
+    if not scored_percent:
+        return 0
+    first = scored_from(config.vocab, scored_percent)
+    if not 0 < first < config.vocab:
+        raise ProtocolError(f"the plan divides {config.vocab} tokens so that one part is empty ({scored_percent}%)")
+    return first
+
+
+def unembedding(config: DecoderConfig) -> str:
+    """The module that logits come from."""
+    return EMBEDDING if config.tied else UNEMBEDDING
+
+
+def rows_from(whole: TensorSpec, first: int) -> TensorSpec:
+    """The tensor from the row ``first`` on."""
+    row_bytes = (whole.end - whole.start) // whole.shape[0]
+    shape = (whole.shape[0] - first, *whole.shape[1:])
+    return replace(whole, name=f"{whole.name}[{first}:]", shape=shape, start=whole.start + first * row_bytes)
 
 
 def model_manifest(name: str, config: DecoderConfig, dtype: str, kv_dtype: str = "") -> ModelManifest:

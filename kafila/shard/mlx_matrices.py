@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kafila.shard.ops import HostMatrix, HostTensor, Matrix, QuantizedTensor
+from kafila.shard.ops import Divided, HostMatrix, HostTensor, Matrix, QuantizedTensor
 from kafila.shard.quantize import dequantize
 
 Array = Any
@@ -82,6 +82,18 @@ class StackedMatrix:
         return mx.concatenate([part(x) for part in self.parts], axis=1)
 
 
+def first_outputs(matrix: Matrix[Array], count: int) -> Matrix[Array]:
+    """In the same memory, where outputs lie one after another: not of a dense matrix that was turned round."""
+    if isinstance(matrix, QuantizedMatrix):
+        w = matrix.weight
+        part = Codes(w.codes[:count], w.scales[:count], w.biases[:count], w.bits, w.group_size)
+        mx.eval(part.codes, part.scales, part.biases)
+        return QuantizedMatrix(part, None if matrix.bias is None else matrix.bias[:count])
+    if not isinstance(matrix, DenseMatrix):
+        raise TypeError(f"{type(matrix).__name__} has no first outputs of its own")
+    return DenseMatrix(evaluated(matrix.weight[:, :count]), None if matrix.bias is None else matrix.bias[:count])
+
+
 def kernel_group(inputs: int, group_size: int) -> int | None:
     """The group in which MLX can hold a matrix that has ``group_size`` inputs a group; None: in none."""
     return next((size for size in GROUPS if group_size % size == 0 and inputs % size == 0), None)
@@ -129,6 +141,23 @@ def make_matrix(
         else:
             made.append(QuantizedMatrix(make_codes(weights, dtype), bias))
     return made[0] if len(made) == 1 else StackedMatrix(tuple(made))
+
+
+def make_divided(part: HostMatrix, first: int, dtype: Any, *, inputs_first: bool) -> Divided[Array]:
+    """`Ops.divided_matrix`: as `make_matrix`, and two beside each other where outputs lie apart."""
+    whole_weights = part.data.size if isinstance(part, HostTensor) else part.outputs * part.inputs
+    if way(part) is None and inputs_first and whole_weights <= TURNED_WEIGHTS:
+        own, others = (
+            make_matrix([_rows(part, rows)], None, dtype, inputs_first=True)
+            for rows in (slice(0, first), slice(first, None))
+        )
+        return Divided(StackedMatrix((own, others)), own)
+    whole = make_matrix([part], None, dtype, inputs_first=inputs_first)
+    return Divided(whole, first_outputs(whole, first))
+
+
+def _rows(part: HostMatrix, rows: slice) -> HostMatrix:
+    return part.rows(rows) if isinstance(part, QuantizedTensor) else HostTensor(part.dtype, part.data[rows])
 
 
 def make_codes(parts: Sequence[QuantizedTensor], dtype: Any) -> Codes:

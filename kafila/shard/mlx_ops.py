@@ -28,9 +28,11 @@ from kafila.shard.mlx_matrices import (
     QuantizedMatrix,
     dense,
     evaluated,
+    first_outputs,
     from_host,
     kernel_group,
     make_codes,
+    make_divided,
     make_matrix,
     way,
 )
@@ -38,6 +40,7 @@ from kafila.shard.ops import (
     AttentionShape,
     Bank,
     BlockWeights,
+    Divided,
     Experts,
     HostMatrix,
     HostTensor,
@@ -177,6 +180,15 @@ class MlxOps:
     def tied_matrix(self, table: Table) -> Matrix[Array]:
         """The table itself."""
         return QuantizedMatrix(table, None) if isinstance(table, Codes) else DenseMatrix(table.T, None)
+
+    def divided_matrix(self, weight: HostMatrix, first: int) -> Divided[Array]:
+        """See `mlx_matrices.make_divided`."""
+        return make_divided(weight, first, self._dtype, inputs_first=self._on_cpu)
+
+    def divided_tied_matrix(self, table: Table, first: int) -> Divided[Array]:
+        """The table itself, and its first rows."""
+        whole = self.tied_matrix(table)
+        return Divided(whole, first_outputs(whole, first))
 
     def rope(self, frequencies: Sequence[float], context: int) -> Array:  # noqa: ARG002  - angles are computed in the kernel
         """(pairs,): positions a radian, infinite where nothing turns, as MLX's kernel wants them."""

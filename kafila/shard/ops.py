@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,17 @@ class BlockWeights(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredRows(Generic[T]):
+    """Some of the vocabulary's rows, and what comes before them."""
+
+    norm: Norm[T]
+    unembedding: Matrix[T]
+    """(rows, hidden) to (rows, some tokens)."""
+    first: int
+    """The lowest id among the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeadWeights(Generic[T]):
     """What the head holds besides its blocks."""
 
@@ -138,6 +149,15 @@ class HeadWeights(Generic[T]):
     """The embedding, (vocab, hidden)."""
     norm: Norm[T]
     unembedding: Matrix[T]
+    own: ScoredRows[T] | None = None
+    """The first rows of the unembedding, in the same memory, where the last member can score the others."""
+
+
+class Divided(NamedTuple, Generic[T]):
+    """A matrix, and its first outputs as one of their own: the same numbers, held once."""
+
+    whole: Matrix[T]
+    own: Matrix[T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +241,14 @@ class Ops(Protocol[T]):
 
     def tied_matrix(self, table: Table) -> Matrix[T]:
         """The unembedding that shares ``table``'s weights."""
+        ...
+
+    def divided_matrix(self, weight: HostMatrix, first: int) -> Divided[T]:
+        """`matrix` of one part without biases, and its outputs before ``first``, a multiple of 64."""
+        ...
+
+    def divided_tied_matrix(self, table: Table, first: int) -> Divided[T]:
+        """`tied_matrix`, likewise."""
         ...
 
     def rope(self, frequencies: Sequence[float], context: int) -> T:

@@ -96,15 +96,15 @@ class RemoteCheckpoint:
                 self._mirror.text(file)
         return self._cache.path
 
-    def fetch(self, names: Callable[[Checkpoint], Iterable[str]], progress: Progress) -> Checkpoint:
-        """The checkpoint, with the tensors that ``names`` picks fetched.
+    def fetch(self, specs: Callable[[Checkpoint], Iterable[TensorSpec]], progress: Progress) -> Checkpoint:
+        """The checkpoint, with the tensors that ``specs`` picks fetched, or the parts of tensors.
 
         What the source has replaced meanwhile is dropped and fetched again, once. Raises ModelError.
         """
         if self._checkpoint is None:
             self.open()
         with self._cache.fetching(self._patience, self._waiting):
-            return self._again_if_changed(lambda: self._fetch(names, progress))
+            return self._again_if_changed(lambda: self._fetch(specs, progress))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -175,11 +175,11 @@ class RemoteCheckpoint:
         self._mirror.fill(_by_file(samples(checkpoint)), _unseen)
         return checkpoint, fingerprint(checkpoint)
 
-    def _fetch(self, names: Callable[[Checkpoint], Iterable[str]], progress: Progress) -> Checkpoint:
+    def _fetch(self, specs: Callable[[Checkpoint], Iterable[TensorSpec]], progress: Progress) -> Checkpoint:
         checkpoint = self._checkpoint
         if checkpoint is None:
             raise FetchFailed(f"{self.source} was not looked at yet")
-        wanted = _by_file(checkpoint.tensors[name] for name in names(checkpoint))
+        wanted = _by_file(specs(checkpoint))
         self._cache.check_room(self._mirror.lacks_bytes(wanted))
         self._mirror.fill(wanted, progress)
         return checkpoint

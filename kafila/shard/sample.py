@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kafila.errors import DeviceError
 from kafila.shard.worker import Draws
-from kafila.types import History, Sampling, Segment, TokenLogprobs
+from kafila.types import Best, History, Sampling, Segment, TokenLogprobs
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.intp]
@@ -52,8 +52,7 @@ def draw(logits: Logits, sampling: Sampling, position: int, history: History = N
     largest. Raises `DeviceError` where the largest logit is not a finite number, which only a fault in the model's
     arithmetic produces.
     """
-    if not np.isfinite(np.max(logits)):
-        raise DeviceError("the model's output is not a number: its weights or a member's device are faulty")
+    _check(logits)
     if sampling.looks_back or sampling.logit_bias:
         logits = adjusted(logits, sampling, history)
     if sampling.temperature <= 0:
@@ -64,6 +63,17 @@ def draw(logits: Logits, sampling: Sampling, position: int, history: History = N
     total = cumulative[-1]
     point = min(uniform(sampling.seed, position) * total, np.nextafter(total, 0))
     return int(ids[np.searchsorted(cumulative, point, side="right")])
+
+
+def best_of(logits: Logits, first: int = 0) -> tuple[Best, ...]:
+    """The likeliest token of each row of ``logits`` (rows, some of the vocabulary from the id ``first`` on). Raises
+    `DeviceError` as `draw` does."""
+    found = []
+    for row in logits:
+        _check(row)
+        at = int(np.argmax(row))
+        found.append(Best(float(row[at]), first + at))
+    return tuple(found)
 
 
 def adjusted(logits: Logits, sampling: Sampling, history: History) -> Logits:
@@ -120,6 +130,11 @@ def uniform(seed: int, position: int) -> float:
     # The lowest word counts blocks within a position, so that no two positions ever share a block.
     counter = np.array([0, position & word_mask, 0, 0], dtype=np.uint64)
     return float(int(np.random.Philox(key=key, counter=counter).random_raw()) >> 11) * 2.0**-53
+
+
+def _check(logits: Logits) -> None:
+    if not np.isfinite(np.max(logits)):
+        raise DeviceError("the model's output is not a number: its weights or a member's device are faulty")
 
 
 def _known(ids: Ids, logits: Logits) -> Ids:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from kafila.shard.ops import (
     AttentionShape,
     Bank,
     BlockWeights,
+    Divided,
     Experts,
     HostMatrix,
     HostTensor,
@@ -37,17 +37,13 @@ from kafila.shard.ops import (
     QuantizedTensor,
     Table,
 )
-from kafila.shard.quantize import dequantize, stacked
+from kafila.shard.quantize import dequantize
 from kafila.shard.torch_experts import ExpertBank
 from kafila.shard.torch_matrices import (
-    PACK_WEIGHTS,
-    DenseMatrix,
+    MatrixMaker,
     PackedMatrix,
     StackedMatrix,
-    fits_half,
-    one_or_stacked,
-    pack,
-    stack,
+    on_host,
 )
 from kafila.types import Segment
 
@@ -56,18 +52,6 @@ _GELU = "gelu_pytorch_tanh"
 _Extras = tuple[Tensor | None, Tensor | None, bool]
 """What fused blocks take besides: weights of the norms after attention and MLP, and whether the gate is a GELU."""
 _NO_MASK = torch.empty(0, dtype=torch.bool)
-
-
-def _on_host(host: HostTensor) -> Tensor:
-    """The same memory as a torch tensor."""
-    if host.dtype == "BF16":
-        return torch.from_numpy(host.data.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(host.data)
-
-
-_PACK_ROWS, _PACK_COLUMNS = 512, 16
-"""FBGEMM packs whole blocks of this many inputs and outputs (``PackedGemmMatrixFP16``: ``brow_``, and ``bcol_`` on
-AVX2). A width of 4096 fits; SmolLM2's 576 takes the room of 1024."""
 
 
 class TorchOps:
@@ -86,8 +70,13 @@ class TorchOps:
         on_cpu = self._device.type == "cpu"
         self._packs = on_cpu and self._dtype is not torch.float32 and _can_pack()
         self._activations = torch.float32 if self._packs else self._dtype
-        self._int8 = on_cpu and self._activations is torch.float32 and few_bits.can_pack_int8()
-        self._int4 = on_cpu and self._dtype is not torch.float32 and few_bits.can_pack_int4()
+        self._maker = MatrixMaker(
+            self._device,
+            self._dtype,
+            packs=self._packs,
+            int8=on_cpu and self._activations is torch.float32 and few_bits.can_pack_int8(),
+            int4=on_cpu and self._dtype is not torch.float32 and few_bits.can_pack_int4(),
+        )
         self._complex_rope = on_cpu and self._activations is torch.float32
         self._no_mask = _NO_MASK.to(self._device)
 
@@ -120,18 +109,7 @@ class TorchOps:
 
     def matrix_bytes(self, outputs: int, inputs: int, stored: Affine | None = None) -> int:
         """Packed matrices are padded; those of most models fit without."""
-        if stored is not None:
-            if self._int8 and stored.bits == 8 and not stored.group_size:
-                return few_bits.row_bytes(outputs, inputs)
-            if self._int4 and few_bits.takes_int4(stored.bits, stored.group(inputs), outputs):
-                return few_bits.plane_bytes(stored, outputs, inputs)
-            return few_bits.codes_bytes(stored, outputs, inputs, self._dtype.itemsize)
-        if not self._packs:
-            return outputs * inputs * self._dtype.itemsize
-        rows, columns = (
-            math.ceil(size / unit) * unit for size, unit in ((inputs, _PACK_ROWS), (outputs, _PACK_COLUMNS))
-        )
-        return rows * columns * self._dtype.itemsize
+        return self._maker.bytes(outputs, inputs, stored)
 
     def table_bytes(self, vocab: int, hidden: int) -> int:
         """Nothing on a CPU, see `table`."""
@@ -142,40 +120,24 @@ class TorchOps:
     def norm(self, weight: HostTensor, epsilon: float) -> Norm[Tensor]:
         """Constants in the form of `torch_kernels.rms_norm`."""
         width = weight.data.shape[-1]
-        scaled = _on_host(weight).to(self._device, torch.float32) * math.sqrt(width)
+        scaled = on_host(weight).to(self._device, torch.float32) * math.sqrt(width)
         return Norm(scaled, torch.tensor(math.sqrt(width * epsilon), device=self._device))
 
     def matrix(self, parts: Sequence[HostMatrix], biases: Sequence[HostTensor] | None) -> Matrix[Tensor]:
-        """Packed where that is faster and holds the values, else dense in ``dtype``; parts in few bits stay apart
-        from others."""
-        bias = None if biases is None else torch.cat([_on_host(part).float() for part in biases])
-        alike = _alike(parts)
-        own = [None] * len(alike) if bias is None else torch.split(bias, [sum(map(_outputs, group)) for group in alike])
-        pieces = [piece for group, part in zip(alike, own, strict=True) for piece in self._matrices(group, part)]
-        return one_or_stacked(pieces)
+        """See `torch_matrices.MatrixMaker`, as of the three below."""
+        return self._maker.matrix(parts, biases)
 
-    def _matrices(self, parts: Sequence[HostMatrix], bias: Tensor | None) -> list[Matrix[Tensor]]:
-        plain = [_on_host(part) for part in parts if isinstance(part, HostTensor)]
-        if not plain:
-            return self._quantized(stacked([part for part in parts if isinstance(part, QuantizedTensor)]), bias)
-        if self._packs and all(fits_half(part) for part in plain):
-            return pack(plain, bias)
-        # What half precision cannot hold, bfloat16 can.
-        dtype = torch.bfloat16 if self._packs else self._dtype
-        weight = stack(plain, self._device, dtype)
-        return [DenseMatrix(weight, None if bias is None else bias.to(self._device, dtype))]
+    def tied_matrix(self, table: Table) -> Matrix[Tensor]:
+        """A packed copy on a CPU (of a mapped table: the only copy in memory), elsewhere the table itself."""
+        return self._maker.tied_matrix(table)
 
-    def _quantized(self, tensor: QuantizedTensor, bias: Tensor | None) -> list[Matrix[Tensor]]:
-        pieces = few_bits.pieces_of(tensor, PACK_WEIGHTS)
-        biases = [None] * len(pieces) if bias is None else torch.split(bias, [piece.outputs for piece in pieces])
-        return [self._one_quantized(piece, own) for piece, own in zip(pieces, biases, strict=True)]
+    def divided_matrix(self, weight: HostMatrix, first: int) -> Divided[Tensor]:
+        """Packed apart, or some of a matrix's rows."""
+        return self._maker.divided_matrix(weight, first)
 
-    def _one_quantized(self, tensor: QuantizedTensor, bias: Tensor | None) -> Matrix[Tensor]:
-        if self._int8 and few_bits.takes_row(tensor):
-            return few_bits.row_matrix(tensor, bias)
-        if self._int4 and few_bits.takes_int4(tensor.bits, tensor.group_size, tensor.outputs):
-            return few_bits.int4_matrix(tensor, bias)
-        return few_bits.CodesMatrix(tensor, bias, self._device, self._dtype)
+    def divided_tied_matrix(self, table: Table, first: int) -> Divided[Tensor]:
+        """Likewise."""
+        return self._maker.divided_tied_matrix(table, first)
 
     def expert_bank(self, experts: Iterable[tuple[Sequence[HostMatrix], HostMatrix]], count: int) -> Bank:  # noqa: ARG002  - others make room for so many first
         """Each expert's matrices by themselves."""
@@ -186,18 +148,8 @@ class TorchOps:
         if isinstance(weight, QuantizedTensor):
             on_cpu = self._device.type == "cpu"
             return weight if on_cpu else few_bits.CodesMatrix(weight, None, self._device, self._dtype)
-        table = _on_host(weight)
+        table = on_host(weight)
         return table if self._device.type == "cpu" else table.to(self._device, self._dtype)
-
-    def tied_matrix(self, table: Table) -> Matrix[Tensor]:
-        """A packed copy on a CPU (of a mapped table: the only copy in memory), elsewhere the table itself."""
-        if isinstance(table, QuantizedTensor):
-            return self.matrix([table], None)
-        if isinstance(table, few_bits.CodesMatrix):
-            return table
-        if self._packs and fits_half(table):
-            return one_or_stacked(pack([table], None))
-        return DenseMatrix(table.to(self._dtype), None)
 
     def rope(self, frequencies: Sequence[float], context: int) -> Tensor:
         """(context, pairs) complex, or (context, 2, pairs) of cosines and sines; see `torch_kernels.rotate`.
@@ -383,16 +335,3 @@ def _can_pack() -> bool:
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
         torch.ops.quantized, "linear_prepack_fp16"
     )
-
-
-def _outputs(part: HostMatrix) -> int:
-    return part.outputs if isinstance(part, QuantizedTensor) else len(part.data)
-
-
-def _alike(parts: Sequence[HostMatrix]) -> list[list[HostMatrix]]:
-    """Neighbours that can be one matrix, together."""
-
-    def form(part: HostMatrix) -> tuple[int, int]:
-        return (part.bits, part.group_size) if isinstance(part, QuantizedTensor) else (0, 0)
-
-    return [list(group) for _, group in groupby(parts, form)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,13 @@ class CodesMatrix:
         ]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return y if self.bias is None else y + self.bias.to(x.dtype)
+
+    def first(self, count: int) -> CodesMatrix:
+        """The first outputs, in the same memory."""
+        part = copy(self)
+        part.codes, part.scales, part.biases = self.codes[:count], self.scales[:count], self.biases[:count]
+        part.bias = None if self.bias is None else self.bias[:count]
+        return part
 
     def rows(self, index: Tensor) -> Tensor:
         """The weights of some outputs, which are an embedding's rows."""

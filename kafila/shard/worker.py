@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from kafila.errors import DeviceError, KafilaError, ModelError, ProtocolError
-from kafila.types import History, Sampling, Segment, TokenLogprobs
+from kafila.types import Best, History, Sampling, Segment, TokenLogprobs
 
 STOP_WITHIN_S = 1.0
 """How long `ShardWorker.stop` waits. A stage notices between blocks; what is longer than that is left to a daemon
@@ -35,6 +36,8 @@ class Forward:
     hidden: bytes | None
     dtype: str
     """``float32``, ``bfloat16`` or ``float16``."""
+    score: bool = False
+    """The last member: then score its rows of the vocabulary, for each segment that wants a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Sample:
     dtype: str
     histories: tuple[History, ...] = ()
     """One entry a segment, empty where the draw does not look back; no entries: none does."""
+    partial: bool = False
+    """Greedily, and only from the rows that the last member does not score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,16 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """After the `Forwarded` of a `Forward` that wanted it: the best of this member's rows of the vocabulary."""
+
+    batch: int
+    best: tuple[Best, ...]
+    """One for each segment that wants a token, in order."""
+    score_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """A `Sample`'s tokens, one a segment, None where none was asked for."""
 
@@ -90,6 +105,8 @@ class Sampled:
     stage_s: float
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """One entry a segment, None where none were asked for; no entries: nobody asked."""
+    best: tuple[Best, ...] = ()
+    """Of a partial draw: one for each segment that wants a token, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,7 @@ class Draws(NamedTuple):
 
 
 Job = Forward | Sample
-Result = Loaded | Coming | Forwarded | Sampled | Failed
+Result = Loaded | Coming | Forwarded | Scored | Sampled | Failed
 
 
 class Stage(Protocol):
@@ -135,6 +152,14 @@ class Stage(Protocol):
         histories: Sequence[History] = (),
     ) -> Draws:
         """`Sample`."""
+        ...
+
+    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
+        """`Scored`, of the rows that the last `forward` gave; ``segments`` are the same."""
+        ...
+
+    def sample_part(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        """A partial `Sample`: one for each segment that wants a token, in order."""
         ...
 
     def interrupt(self) -> None:
@@ -216,18 +241,45 @@ class ShardWorker:
             self._tell(Failed(None, self._explain(error, "loading its share of the model")))
             return
         while not self._stopping and (job := self._jobs.get()) is not None:
-            self._tell(self._do(stage, job))
+            self._do(stage, job)
 
-    def _do(self, stage: Stage, job: Job) -> Forwarded | Sampled | Failed:
-        began = self._clock()
+    def _do(self, stage: Stage, job: Job) -> None:
+        if isinstance(job, Sample):
+            self._attempt(job.batch, partial(self._sample, stage, job))
+            return
+        done = self._attempt(job.batch, partial(self._forward, stage, job))
+        if done and job.score and not self._stopping:  # the rows travel on while they are scored
+            self._attempt(job.batch, partial(self._score, stage, job))
+
+    def _attempt(self, batch: int, step: Callable[[], Result]) -> bool:
+        """Tell of a step of a batch; whether it was done."""
         try:
-            if isinstance(job, Forward):
-                hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype)
-                return Forwarded(job.batch, hidden, job.dtype, self._clock() - began)
+            result = step()
+        except (KafilaError, *DEVICE_FAULTS) as error:
+            self._tell(Failed(batch, self._explain(error, f"batch {batch}")))
+            return False
+        self._tell(result)
+        return True
+
+    def _forward(self, stage: Stage, job: Forward) -> Forwarded:
+        began = self._clock()
+        hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype)
+        return Forwarded(job.batch, hidden, job.dtype, self._clock() - began)
+
+    def _score(self, stage: Stage, job: Forward) -> Scored:
+        began = self._clock()
+        best = stage.score(job.segments)
+        return Scored(job.batch, best, self._clock() - began)
+
+    def _sample(self, stage: Stage, job: Sample) -> Sampled:
+        began = self._clock()
+        if not job.partial:
             draws = stage.sample(job.segments, job.sampling, job.hidden, job.dtype, job.histories)
             return Sampled(job.batch, draws.tokens, self._clock() - began, draws.logprobs)
-        except (KafilaError, *DEVICE_FAULTS) as error:
-            return Failed(job.batch, self._explain(error, f"batch {job.batch}"))
+        best = stage.sample_part(job.segments, job.hidden, job.dtype)
+        found = iter(best)
+        tokens = tuple(next(found).token if segment.sample else None for segment in job.segments)
+        return Sampled(job.batch, tokens, self._clock() - began, best=best)
 
     def _tell(self, result: Result) -> None:
         # Whoever stopped us may have closed the event loop that the callback leads to.

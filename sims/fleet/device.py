@@ -40,11 +40,12 @@ class Device:
         read = blocks * (read_bytes(model, rows) + cached * model.kv_bytes_per_token_per_block)
         return self.overhead_s + self._takes(read, _flops(blocks * read_bytes(model), rows, item_bytes))
 
-    def sample_s(self, model: ModelManifest, rows: int, item_bytes: int) -> float:
-        """Norm, unembedding and draw of ``rows`` rows; a chunk that wants no token costs nothing."""
+    def sample_s(self, model: ModelManifest, rows: int, item_bytes: int, percent: int = 100) -> float:
+        """Norm, unembedding and draw of ``rows`` rows, from so much of the vocabulary; no rows cost nothing."""
         if rows == 0:
             return 0.0
-        return self._takes(model.head_read_bytes, _flops(model.head_read_bytes, rows, item_bytes))
+        read = model.head_read_bytes * percent // 100
+        return self._takes(read, _flops(read, rows, item_bytes))
 
     def _takes(self, read_bytes: float, flops: float) -> float:
         return max(read_bytes / self.served_bytes_per_s, flops / self.flops)

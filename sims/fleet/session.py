@@ -147,6 +147,7 @@ class _Session:
             margin=HEAD_MARGIN if trial.margin else 0.0,
             head_stays=trial.head_stays,
             count_relays=trial.count_relays,
+            divide_head=trial.divide_head,
         )
         return HostSettings(trial.model, len(self._fleet.members), trial.context, trial.slots, where, wishes)
 

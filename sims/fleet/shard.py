@@ -12,8 +12,8 @@ import trio
 from kafila.backend import Duty
 from kafila.errors import DeviceError
 from kafila.ring.agreement import ModelOffer
-from kafila.shard.worker import Forward, Forwarded, Job, Loaded, Result, Sample, Sampled
-from kafila.types import Capability, ModelManifest, Question
+from kafila.shard.worker import Forward, Forwarded, Job, Loaded, Result, Sample, Sampled, Scored
+from kafila.types import Best, Capability, ModelManifest, Question, Segment
 from sims.fabric import Fabric
 from sims.fleet.device import Device
 
@@ -23,6 +23,10 @@ INBOX_JOBS = 128
 """As the deployed device has."""
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _TOKEN = 7
+_BEST = Best(1.0, _TOKEN)
+"""Of the head's rows: what it draws from all of them, too."""
+_SECOND = Best(0.5, _TOKEN + 1)
+"""Of the last member's."""
 
 
 @dataclass(slots=True)
@@ -68,7 +72,8 @@ class SimulatedWorker:
     def start(self) -> None:
         """Load, then work."""
         duty, model = self._duty, self._model
-        held = (duty.blocks.stop - duty.blocks.first) * model.block_bytes + duty.holds_head * model.head_bytes
+        percent = 100 if duty.holds_head else duty.scored_percent
+        held = (duty.blocks.stop - duty.blocks.first) * model.block_bytes + model.head_bytes * percent // 100
         self._tell_after(held / LOAD_BYTES_PER_S, Loaded("simulated", held / LOAD_BYTES_PER_S))
 
     def submit(self, job: Job) -> None:
@@ -93,28 +98,49 @@ class SimulatedWorker:
             job, passage = self._waiting.popleft()
             takes_s = self._takes_s(job)
             passage.done_at = self._fabric.now + takes_s
-            self._tell_after(takes_s, self._result(job, passage.rows, takes_s))
+            self._tell_after(takes_s, self._result(job, passage.rows, takes_s), self._scored(job))
 
-    def _tell_after(self, duration_s: float, result: Result) -> None:
-        self._fabric.at(self._fabric.now + duration_s, self._tell, result)
+    def _tell_after(self, duration_s: float, result: Result, then: Scored | None = None) -> None:
+        self._fabric.at(self._fabric.now + duration_s, self._tell, result, then)
 
-    def _tell(self, result: Result) -> None:
-        if not self._stopped:
-            self._on_result(result)
+    def _tell(self, result: Result, then: Scored | None) -> None:
+        if self._stopped:
+            return
+        self._on_result(result)
+        if then is None:
             self._begin()
+        else:
+            self._tell_after(then.score_s, then)
+
+    def _parts(self, job: Job) -> list[tuple[Segment, ...]]:
+        """What is computed together."""
+        return [(segment,) for segment in job.segments] if self._one_by_one else [job.segments]
+
+    def _draw_s(self, job: Job, percent: int) -> float:
+        """From so much of the vocabulary."""
+        rows = [sum(segment.sample for segment in part) for part in self._parts(job)]
+        return sum(self._device.sample_s(self._model, count, ITEM_BYTES[job.dtype], percent) for count in rows)
+
+    def _scored(self, job: Job) -> Scored | None:
+        """What follows the rows where they are to be scored."""
+        if not isinstance(job, Forward) or not job.score:
+            return None
+        best = tuple(_SECOND for segment in job.segments if segment.sample)
+        return Scored(job.batch, best, self._draw_s(job, self._duty.scored_percent))
 
     def _takes_s(self, job: Job) -> float:
-        parts = [(segment,) for segment in job.segments] if self._one_by_one else [job.segments]
-        item_bytes, device = ITEM_BYTES[job.dtype], self._device
+        parts, item_bytes, device = self._parts(job), ITEM_BYTES[job.dtype], self._device
         if isinstance(job, Sample):
-            return sum(device.sample_s(self._model, sum(s.sample for s in part), item_bytes) for part in parts)
+            return self._draw_s(job, 100 - self._duty.scored_percent if job.partial else 100)
         blocks = self._duty.blocks.stop - self._duty.blocks.first
         return sum(device.forward_s(self._model, blocks, part, item_bytes) for part in parts)
 
     def _result(self, job: Job, rows: int, takes_s: float) -> Result:
         if isinstance(job, Forward):
             return Forwarded(job.batch, bytes(rows * self._model.hidden_bytes), job.dtype, takes_s)
-        return Sampled(job.batch, tuple(_TOKEN if segment.sample else None for segment in job.segments), takes_s)
+        best = tuple(_BEST for segment in job.segments if segment.sample) if job.partial else ()
+        tokens = tuple(_TOKEN if segment.sample else None for segment in job.segments)
+        return Sampled(job.batch, tokens, takes_s, best=best)
 
 
 class SimulatedBackend:

@@ -30,6 +30,8 @@ class Trial:
     """Requests that share a batch are computed together; otherwise each by itself."""
     head_stays: bool = False
     count_relays: bool = False
+    divide_head: bool = False
+    """The last member may score a part of the vocabulary; the paper's head scores all of it."""
     margin: bool = True
     context: int = 4096
     slots: int = 4

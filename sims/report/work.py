@@ -42,8 +42,8 @@ class Cell:
         return self.trial(Net.OVERHEAD, allocation=allocation, batching=False)
 
     def ours(self, planned_users: int) -> Trial:
-        """Batching, and the throughput objective for so many."""
-        return self.trial(Net.OVERHEAD, objective=Objective.THROUGHPUT, planned_users=planned_users)
+        """Batching, the throughput objective for so many, and the vocabulary in two parts."""
+        return self.trial(Net.OVERHEAD, objective=Objective.THROUGHPUT, planned_users=planned_users, divide_head=True)
 
     def batched(self, allocation: Allocation) -> Trial:
         """A division of the paper's, with our batching."""

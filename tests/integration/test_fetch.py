@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from kafila.shard.manifest import open_checkpoint, own_tensors
+from kafila.shard.manifest import open_checkpoint, own_specs
 from kafila.types import BlockRange
 from tests.integration.models import talking_checkpoint
 from tests.integration.oracle import PROMPTS, answers
@@ -42,10 +43,15 @@ def own_cache(tmp_path: Path, number: int, *more: str) -> Sequence[str]:
     return ("env", "NO_PROXY=127.0.0.1", f"XDG_CACHE_HOME={tmp_path / f'cache{number}'}", *more)
 
 
-def share_bytes(model: Path, blocks: BlockRange, *, head: bool) -> int:
-    checkpoint = open_checkpoint(model)
-    names = own_tensors(checkpoint, blocks, holds_head=head)
-    return sum(checkpoint.tensors[name].end - checkpoint.tensors[name].start for name in names)
+def share_bytes(model: Path, blocks: BlockRange, *, head: bool, scored_percent: int) -> int:
+    specs = own_specs(open_checkpoint(model), blocks, holds_head=head, scored_percent=scored_percent)
+    return sum(spec.end - spec.start for spec in specs)
+
+
+def scored_percent(host: Process) -> int:
+    """How much of the vocabulary the plan gives to the last member, by what was measured."""
+    found = re.search(r"scores the last (\d+)% of the vocabulary", " ".join(host.err.split()))
+    return int(found[1]) if found else 0
 
 
 async def test_a_ring_serves_what_each_member_fetched_and_nobody_fetched_more_than_its_share(
@@ -70,7 +76,7 @@ async def test_a_ring_serves_what_each_member_fetched_and_nobody_fetched_more_th
             assert "m0 has its share: fetched" in host.err
             assert "fetched" in friend.err
             for server, blocks, head in ((web, BlockRange(0, 2), True), (second, BlockRange(2, 6), False)):
-                share = share_bytes(model, blocks, head=head)
+                share = share_bytes(model, blocks, head=head, scored_percent=scored_percent(host))
                 assert share <= server.weight_bytes <= 1.02 * share
             assert "tiny/tokenizer.json" not in second.sent
             listed = await here.command("kafila", "cache", "list", prefix=own_cache(tmp_path, 0))

@@ -45,7 +45,7 @@ def fetch_all(model: Path, tmp_path: Path, number: int, monkeypatch: pytest.Monk
         root = tmp_path / f"cache{number}" / "kafila" / "checkpoints"
         remote = RemoteCheckpoint(Hub("org/tiny", COMMIT), Patience(), root=root)
         remote.open()
-        remote.fetch(lambda checkpoint: checkpoint.tensors, lambda done, of: None)
+        remote.fetch(lambda checkpoint: checkpoint.tensors.values(), lambda done, of: None)
         remote.language()
         remote.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def example() -> Plan:
     edges = {(0, 1): KnownEdge(PathKind.RELAYED, 0.04)}
     plan = plan_session(members, MODEL, Workload(1024, 2), anchor=1, users=1, objective="throughput", edges=edges)
     assert isinstance(plan, Plan)
-    return plan
+    return replace(plan, scored_percent=40)
 
 
 @given(member_lists(), st.sampled_from(Objective), st.sampled_from(["kafila", "uniform", "memory"]))
@@ -53,6 +54,7 @@ def test_a_plan_of_version_1_is_still_understood() -> None:
     assert (plan.objective, plan.allocation) == (Objective.THROUGHPUT, Allocation.KAFILA)
     assert [edge.kind for edge in plan.edges] == [PathKind.RELAYED, PathKind.RELAYED]
     assert plan.tokens_per_s(1) == pytest.approx(16.3, abs=0.05)
+    assert plan.scored_percent == 0
 
 
 def test_fields_that_a_later_version_adds_are_ignored() -> None:
@@ -124,9 +126,29 @@ def test_every_missing_field_is_refused(path: tuple[Any, ...]) -> None:
         inside = inside[key]
     if isinstance(inside, list) and path[0] in {"guests", "alternatives"}:
         return  # a shorter list of these is a plan
+    if path == ("scored_percent",):
+        return  # of a writer that did not know it: 0
     del inside[path[-1]]
     with pytest.raises(ProtocolError):
         Plan.from_json(json.dumps(record))
+
+
+@pytest.mark.parametrize("percent", [0, 100, -1, 101, 10**30, 5.0, True, None, "5"])
+def test_a_part_of_the_vocabulary_is_a_percentage(percent: object) -> None:
+    record = json.loads(example().to_json())
+    record["scored_percent"] = percent
+    if percent in {0, 100} and percent is not True:
+        assert Plan.from_json(json.dumps(record)).scored_percent == percent
+    else:
+        with pytest.raises(ProtocolError, match="scored_percent"):
+            Plan.from_json(json.dumps(record))
+
+
+def test_in_a_ring_of_one_nobody_else_scores() -> None:
+    plan = plan_session([member("only")], MODEL, Workload(1024, 2), anchor=0)
+    assert isinstance(plan, Plan)
+    with pytest.raises(ProtocolError, match="scored_percent"):
+        Plan.from_json(replace(plan, scored_percent=40).to_json())
 
 
 @given(st.text(max_size=40))

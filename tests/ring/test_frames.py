@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,19 +11,24 @@ from hypothesis import strategies as st
 from kafila.errors import ProtocolError
 from kafila.ring.frames import (
     ITEM_BYTES,
+    MAX_SEGMENTS,
     Activation,
     Ask,
     Cancel,
     Control,
     Edge,
+    Scores,
     Stats,
     Text,
     decode_activation,
     decode_control,
+    decode_scores,
     encode_activation,
     encode_control,
+    encode_scores,
+    is_scores,
 )
-from kafila.types import FinishReason, Message, NodeId, PathKind, Question, Sampling, Segment, SpelledLogprobs
+from kafila.types import Best, FinishReason, Message, NodeId, PathKind, Question, Sampling, Segment, SpelledLogprobs
 
 node_ids = st.binary(min_size=8, max_size=8).map(NodeId)
 counts = st.integers(0, 2**31)
@@ -69,7 +76,17 @@ def activations(draw: st.DrawFn) -> Activation:
         segments=parts,
         payload=draw(st.binary(min_size=size, max_size=size)),
         hop_us=tuple(draw(st.lists(st.integers(0, 2**32 - 1), max_size=5))),
+        score=draw(st.booleans()),
     )
+
+
+bests = st.builds(Best, st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(0, 2**32 - 1))
+scores = st.builds(
+    Scores,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.lists(bests, min_size=1, max_size=4).map(tuple),
+)
 
 
 controls: st.SearchStrategy[Control] = st.one_of(
@@ -116,9 +133,52 @@ def test_no_truncated_activation_is_taken_for_whole(frame: Activation) -> None:
         decode_activation(data + b"\0")
 
 
-@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"\x01\x00\x00\x01" + tail))
-def test_arbitrary_bytes_are_a_frame_or_a_protocol_error(data: bytes) -> None:
+def test_who_does_not_know_scores_reads_every_activation_that_asks_for_none() -> None:
+    frame = Activation(1, 2, "float32", 1, (Segment(0, 0, 1, True),), bytes(4), (7,))
+    plain, asking = encode_activation(frame), encode_activation(replace(frame, score=True))
+    assert (plain[0], asking[0]) == (0x01, 0x04)
+    assert plain[1:] == asking[1:]
+
+
+@given(scores)
+def test_scores_survive_the_wire_and_are_told_from_all_else(frame: Scores) -> None:
+    data = encode_scores(frame)
+    assert is_scores(data)
+    assert decode_scores(data) == frame
     for decode in (decode_activation, decode_control):
+        with pytest.raises(ProtocolError):
+            decode(data)
+
+
+@given(scores)
+def test_no_truncated_scores_are_taken_for_whole(frame: Scores) -> None:
+    data = encode_scores(frame)
+    for wrong in [*(data[:length] for length in range(len(data))), data + b"\0", data + bytes(8)]:
+        with pytest.raises(ProtocolError):
+            decode_scores(wrong)
+
+
+@pytest.mark.parametrize("logit", [math.inf, -math.inf, math.nan])
+def test_a_score_is_a_number(logit: float) -> None:
+    with pytest.raises(ProtocolError):
+        decode_scores(encode_scores(Scores(0, 0, (Best(1.0, 2), Best(logit, 3)))))
+
+
+def test_scores_are_of_a_batch_that_can_be() -> None:
+    for count in (0, MAX_SEGMENTS + 1):
+        with pytest.raises(ProtocolError):
+            decode_scores(encode_scores(Scores(0, 0, (Best(1.0, 2),) * count)))
+    assert len(decode_scores(encode_scores(Scores(0, 0, (Best(1.0, 2),) * MAX_SEGMENTS))).best) == MAX_SEGMENTS
+
+
+@given(
+    st.binary(max_size=200)
+    | st.binary(max_size=200).map(lambda tail: b"\x01\x00\x00\x01" + tail)
+    | st.binary(max_size=200).map(lambda tail: b"\x05\x00\x00\x00\x01\x00\x01" + tail)
+)
+def test_arbitrary_bytes_are_a_frame_or_a_protocol_error(data: bytes) -> None:
+    assert not is_scores(b"")
+    for decode in (decode_activation, decode_control, decode_scores):
         with contextlib.suppress(ProtocolError):
             decode(data)
 

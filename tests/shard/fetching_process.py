@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from kafila.shard import mirror
-from kafila.shard.manifest import own_tensors
+from kafila.shard.manifest import own_specs
 from kafila.shard.patience import Patience
 from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import Web
@@ -41,7 +41,7 @@ def _say(number: int) -> None:
 
 def _fetch(base: str, cache: Path) -> None:
     remote = RemoteCheckpoint(Web(base), Patience(), root=cache)
-    remote.fetch(lambda checkpoint: own_tensors(checkpoint, BlockRange(0, 2), holds_head=True), lambda done, of: None)
+    remote.fetch(lambda checkpoint: own_specs(checkpoint, BlockRange(0, 2), holds_head=True), lambda done, of: None)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Run as a process: serve a checkpoint as a whole ring of one, and say what that took of main memory.
 
-    python -m tests.shard.memory_child FOLDER DTYPE SLOTS CONTEXT [SCHEME [KV_DTYPE]]
+    python -m tests.shard.memory_child FOLDER DTYPE SLOTS CONTEXT [SCHEME [KV_DTYPE [PERCENT [ROLE]]]]
 
-SCHEME is what ``--quantize`` would be given; empty or absent, weights stay as they are. Prints a JSON object:
+SCHEME is what ``--quantize`` would be given; empty or absent, weights stay as they are. PERCENT of the vocabulary's
+rows are the last member's to score, and ROLE is ``head`` or ``last``, whose blocks are all there are. Prints a JSON
+object:
 ``planned_bytes``, what a plan counts for it, and ``peak_bytes``, by how much the process's
 resident memory rose at most after everything was imported.
 """
@@ -11,19 +13,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kafila.plan import Member, Plan, Workload, plan_session
+from kafila.plan.scoring import rows_bytes
 from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
-from kafila.shard.manifest import Checkpoint, model_manifest, open_checkpoint
+from kafila.shard.manifest import DTYPE_BYTES, Checkpoint, model_manifest, open_checkpoint
 from kafila.shard.ops import Ops
 from kafila.shard.probe import memory_of
 from kafila.shard.schemes import with_scheme
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.workspace import PASS_ROWS
+from kafila.shard.workspace import PASS_ROWS, head_memory_bytes
 from kafila.types import BlockRange, NatClass, Sampling, Segment
 
 ANSWER_TOKENS = 3
@@ -50,15 +54,22 @@ def planned_bytes(ops: Ops[Any], checkpoint: Checkpoint, slots: int, context: in
     return plan.stages[0].memory_used_bytes
 
 
-def serve(shard: Shard[Any], dtype: str, slots: int, context: int) -> None:
+def drive(shard: Shard[Any], segments: tuple[Segment, ...], dtype: str, row_bytes: int) -> None:
+    """Once through the shard, and everything that it can find in the vocabulary."""
+    rows = sum(segment.length for segment in segments)
+    if shard.head is None:
+        shard.forward(segments, None, bytes(rows * row_bytes), dtype)
+        shard.score(segments)
+        return
+    hidden = shard.forward(segments, (1,) * rows, None, dtype)
+    if shard.head.own is not None:
+        shard.sample_part(segments, hidden, dtype)
+    shard.sample(segments, (Sampling(temperature=0.7, top_p=0.9),) * len(segments), hidden, dtype)
+
+
+def serve(go: Callable[[tuple[Segment, ...]], None], slots: int, context: int) -> None:
     """Short prompts in all slots but the last; there, the longest pass there is, last in its context and beside the
     other answers; then answers in all slots."""
-
-    def go(segments: tuple[Segment, ...]) -> None:
-        rows = sum(segment.length for segment in segments)
-        hidden = shard.forward(segments, (1,) * rows, None, dtype)
-        shard.sample(segments, (Sampling(temperature=0.7, top_p=0.9),) * len(segments), hidden, dtype)
-
     *others, last = range(slots)
     start = context - PASS_ROWS - ANSWER_TOKENS
     go(tuple(Segment(slot, 0, 2, sample=True) for slot in others))
@@ -71,18 +82,34 @@ def serve(shard: Shard[Any], dtype: str, slots: int, context: int) -> None:
         go((*running, Segment(last, start + PASS_ROWS + turn, 1, sample=True)))
 
 
-def main(folder: Path, dtype: str, slots: int, context: int, scheme: str = "", kv_dtype: str = "") -> None:
+def main(
+    folder: Path,
+    dtype: str,
+    slots: int,
+    context: int,
+    scheme: str = "",
+    kv_dtype: str = "",
+    percent: str = "0",
+    role: str = "head",
+) -> None:
     """Measure and print."""
     ops = TorchOps("cpu", dtype, threads=1)
     checkpoint = open_checkpoint(folder)
     checkpoint = replace(checkpoint, config=with_scheme(checkpoint.config, scheme))
     planned = planned_bytes(ops, checkpoint, slots, context, kv_dtype)
+    if role == "last":
+        head = head_memory_bytes(ops, checkpoint.config)
+        planned += rows_bytes(head, int(percent)) - head
     forget_peak()
     before = resident("VmRSS")
     blocks = BlockRange(0, checkpoint.config.blocks)
-    shard = load_shard(ops, checkpoint, blocks, holds_head=True, slots=slots, context=context, kv_dtype=kv_dtype)
+    shard = load_shard(
+        ops, checkpoint, blocks, holds_head=role == "head", slots=slots, context=context, kv_dtype=kv_dtype,
+        scored_percent=int(percent),
+    )  # fmt: skip
     loaded = resident("VmHWM") - before
-    serve(shard, dtype, slots, context)
+    row_bytes = checkpoint.config.hidden * DTYPE_BYTES[dtype]
+    serve(lambda segments: drive(shard, segments, dtype, row_bytes), slots, context)
     peak = resident("VmHWM") - before
     sys.stdout.write(json.dumps({"planned_bytes": planned, "loaded_bytes": loaded, "peak_bytes": peak}) + "\n")
 

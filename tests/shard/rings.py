@@ -12,14 +12,15 @@ from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.schemes import with_scheme
-from kafila.types import BlockRange, Sampling, Segment
+from kafila.types import Best, BlockRange, Sampling, Segment
 from tests.shard.backends import make_ops
 
 GREEDY = Sampling()
 
 
 class LocalRing:
-    """Shards of ``counts`` blocks each, on ``backends`` in turn, the first with the head; ``quantize``: a scheme."""
+    """Shards of ``counts`` blocks each, on ``backends`` in turn, the first with the head; ``quantize``: a scheme;
+    ``scored_percent``: as in `kafila.backend.Duty`, of the first and the last."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class LocalRing:
         context: int = 128,
         backends: Sequence[str] = ("torch",),
         quantize: str = "",
+        scored_percent: int = 0,
     ) -> None:
         checkpoint = open_checkpoint(folder)
         checkpoint = replace(checkpoint, config=with_scheme(checkpoint.config, quantize))
@@ -44,6 +46,7 @@ class LocalRing:
                 holds_head=first == 0,
                 slots=slots,
                 context=context,
+                scored_percent=scored_percent if 0 in (first, self.config.blocks - stop) else 0,
             )
             for (first, stop), backend in zip(pairwise(accumulate(counts, initial=0)), cycle(backends), strict=False)
         ]
@@ -62,6 +65,21 @@ class LocalRing:
         """Once round, and a token for each segment that wants one."""
         hidden = self.forward(segments, tokens)
         return self.shards[0].sample(segments, [sampling] * len(segments), hidden, self.dtype).tokens
+
+    def parts(self, segments: Sequence[Segment], hidden: bytes) -> list[tuple[Best, Best]]:
+        """After `forward`, by segment that wants a token: the best of the head's rows and of the others."""
+        own = self.shards[0].sample_part(segments, hidden, self.dtype)
+        return list(zip(own, self.shards[-1].score(segments), strict=True))
+
+    def divided_answer(self, prompt: Sequence[int], count: int) -> tuple[list[int], set[int]]:
+        """``count`` greedy tokens, each the better of two, and whose they were: 0 the head's, 1 the last member's."""
+        answer, winners = [self.prefill(prompt)], set()
+        while len(answer) < count:
+            segments = [Segment(0, len(prompt) + len(answer) - 1, 1, sample=True)]
+            (parts,) = self.parts(segments, self.forward(segments, answer[-1:]))
+            winners.add(int(parts[1].logit > parts[0].logit))
+            answer.append(better(*parts))
+        return answer, winners
 
     def prefill(self, prompt: Sequence[int], *, slot: int = 0, chunk: int | None = None) -> int:
         """The prompt in chunks of ``chunk`` tokens (None: one), and the first token of the answer."""
@@ -83,6 +101,11 @@ class LocalRing:
             assert token is not None
             answer.append(token)
         return answer
+
+
+def better(one: Best, other: Best) -> int:
+    """The token with the larger logit, the lower of two that are alike."""
+    return min((one, other), key=lambda best: (-best.logit, best.token)).token
 
 
 PROMPT = [5, 17, 99, 3, 3, 120, 64, 8, 1, 77, 2, 41, 30]

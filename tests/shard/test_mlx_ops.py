@@ -80,6 +80,30 @@ def test_parts_that_are_stored_differently_lie_beside_each_other() -> None:
     np.testing.assert_allclose(numbers(ops, matrix(rows_of(ops, x))), expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["dense", "turned", "few bits"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_divided_matrix_is_held_once(kind: str, monkeypatch: pytest.MonkeyPatch, *, tied: bool) -> None:
+    if kind != "turned":
+        monkeypatch.setattr("kafila.shard.mlx_matrices.TURNED_WEIGHTS", 0)
+    few, full = quantized(1024, 256, 4, 64)
+    weight, ops, x = (
+        few if kind == "few bits" else host(full),
+        MlxOps("float32"),
+        rows_of(MlxOps("float32"), random(3, 256)),
+    )
+    table = ops.table(weight) if tied else None
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    whole, own = ops.divided_tied_matrix(table, 192) if tied else ops.divided_matrix(weight, 192)
+    gc.collect()
+    taken = mx.get_active_memory() - before
+    once = ops.matrix_bytes(1024, 256, Affine(4, 64) if kind == "few bits" else None)
+    assert taken <= (0 if tied else once) + 64
+    logits = numbers(ops, whole(x))
+    np.testing.assert_allclose(logits, np.array(x) @ full.numpy().T, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(numbers(ops, own(x)), logits[:, :192], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_an_embedding_in_few_bits(bits: int) -> None:
     part, full = quantized(10, 64, bits, 32)

@@ -12,13 +12,13 @@ import pytest
 from kafila.errors import FetchFailed, ModelError, ModelNotFound, SourceSilent
 from kafila.shard.held import Held
 from kafila.shard.library import Library, Wanted
-from kafila.shard.manifest import Checkpoint, own_tensors
+from kafila.shard.manifest import Checkpoint, own_specs, own_tensors
 from kafila.shard.neighbour_files import SLOW_AFTER_S, SLOW_BYTES_PER_S, Pace
 from kafila.shard.neighbours import Nobody
 from kafila.shard.patience import Patience
 from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import parse_source
-from kafila.types import BlockRange, FilePart, FilePiece
+from kafila.types import BlockRange, FilePart, FilePiece, TensorSpec
 from tests.shard.checkpoints import make_checkpoint
 from tests.shard.test_remote import same_bytes, unseen
 from tests.shard.web import Fault, Web, serving
@@ -98,6 +98,10 @@ def own(checkpoint: Checkpoint) -> list[str]:
     return own_tensors(checkpoint, SHARE, holds_head=False)
 
 
+def specs(checkpoint: Checkpoint) -> list[TensorSpec]:
+    return own_specs(checkpoint, SHARE, holds_head=False)
+
+
 def silent(web: Web, *, weights_only: bool = False, after_bytes: int = 0) -> None:
     """The server answers nothing any more, or breaks off."""
     at_break: dict[str, bool] = {}
@@ -121,7 +125,7 @@ def test_everything_from_neighbours_where_the_source_is_gone(
     ada = Neighbour(made)
     remote = member(ada)
     checkpoint, fingerprint = remote.open()
-    fetched = remote.fetch(own, unseen)
+    fetched = remote.fetch(specs, unseen)
     same_bytes(fetched, made, own(checkpoint))
     web.fault = lambda asked: None
     assert member(None, cache=1).open()[1] == fingerprint
@@ -134,7 +138,7 @@ def test_a_source_that_does_well_is_all_that_is_asked(member: Opened, made: Path
     ada = Neighbour(made)
     remote = member(ada)
     remote.open()
-    remote.fetch(own, unseen)
+    remote.fetch(specs, unseen)
     assert not ada.asked
 
 
@@ -143,7 +147,7 @@ def test_what_the_source_brought_before_it_fell_silent_is_kept(member: Opened, w
     remote = member(ada)
     checkpoint, _ = remote.open()
     silent(web, weights_only=True, after_bytes=20_000)
-    fetched = remote.fetch(own, unseen)
+    fetched = remote.fetch(specs, unseen)
     same_bytes(fetched, made, own(checkpoint))
     wanted = sum(checkpoint.tensors[name].end - checkpoint.tensors[name].start for name in own(checkpoint))
     assert 0 < ada.given_bytes < wanted
@@ -153,13 +157,13 @@ def test_a_neighbour_with_another_share_gives_what_it_has(member: Opened, web: W
     """Also where what lies between two tensors of the share is nowhere."""
     ben = member(None, cache=1)
     ben.open()
-    ben.fetch(lambda checkpoint: [name for name in own(checkpoint) if "norm" not in name], unseen)
+    ben.fetch(lambda checkpoint: [spec for spec in specs(checkpoint) if "norm" not in spec.name], unseen)
     ben_held = Neighbour(ben.folder)
     remote = member(ben_held)
     checkpoint, _ = remote.open()
     silent(web, weights_only=True)
     names = [name for name in own(checkpoint) if "norm" not in name]
-    same_bytes(remote.fetch(lambda _: names, unseen), made, names)
+    same_bytes(remote.fetch(lambda _: [checkpoint.tensors[name] for name in names], unseen), made, names)
 
 
 def test_who_left_and_a_silent_source_are_both_named_and_what_came_is_kept(
@@ -173,14 +177,14 @@ def test_who_left_and_a_silent_source_are_both_named_and_what_came_is_kept(
     with pytest.raises(
         SourceSilent, match=r"model.safetensors of .* does not come .*; of its neighbours, ada has left"
     ):
-        remote.fetch(own, unseen)
+        remote.fetch(specs, unseen)
     given = ada.given_bytes
     assert given >= 3 * PIECE_BYTES
     web.fault = lambda asked: None
     web.forget()
     again = member(None)
     again.open()
-    same_bytes(again.fetch(own, unseen), made, own(checkpoint))
+    same_bytes(again.fetch(specs, unseen), made, own(checkpoint))
     wanted = sum(checkpoint.tensors[name].end - checkpoint.tensors[name].start for name in own(checkpoint))
     assert web.weight_bytes < wanted
 
@@ -210,7 +214,7 @@ def test_another_version_at_a_neighbour_is_not_taken(member: Opened, web: Web, m
     remote.open()
     silent(web, weights_only=True)
     with pytest.raises(SourceSilent, match="ada said OTHER_VERSION"):
-        remote.fetch(own, unseen)
+        remote.fetch(specs, unseen)
 
 
 def test_a_file_that_the_checkpoint_does_not_have_is_not_waited_for(member: Opened, web: Web, made: Path) -> None:
@@ -263,7 +267,7 @@ def test_a_slow_source_is_left_for_neighbours(member: Opened, made: Path, monkey
     ada = Neighbour(made)
     remote = member(ada)
     checkpoint, _ = remote.open()
-    same_bytes(remote.fetch(own, unseen), made, own(checkpoint))
+    same_bytes(remote.fetch(specs, unseen), made, own(checkpoint))
     assert ada.weights
 
 

@@ -19,13 +19,13 @@ from kafila.shard.cache_folder import cached
 from kafila.shard.chat import ChatFormat
 from kafila.shard.journal import SparseFile, Version, recorded
 from kafila.shard.load import load_shard, read_tensor
-from kafila.shard.manifest import Checkpoint, open_checkpoint, own_tensors
+from kafila.shard.manifest import Checkpoint, open_checkpoint, own_specs, own_tensors
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import total
 from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import parse_source
 from kafila.shard.torch_ops import TorchOps
-from kafila.types import BlockRange, Segment
+from kafila.types import BlockRange, Segment, TensorSpec
 from tests.integration.models import TEMPLATE, talking_checkpoint
 from tests.shard.checkpoints import edit_config, make_checkpoint
 from tests.shard.web import Asked, Fault, Web, serving
@@ -36,6 +36,10 @@ SHARE = BlockRange(1, 3)
 
 def own(checkpoint: Checkpoint) -> list[str]:
     return own_tensors(checkpoint, SHARE, holds_head=False)
+
+
+def specs(checkpoint: Checkpoint) -> list[TensorSpec]:
+    return own_specs(checkpoint, SHARE, holds_head=False)
 
 
 def unseen(_done: int, _of: int) -> None:
@@ -122,7 +126,7 @@ def test_own_tensors_and_hardly_a_byte_more(here: Any, original: Path, web: Web)
     remote = here()
     checkpoint, _ = remote.open()
     steps: list[tuple[int, int]] = []
-    fetched = remote.fetch(own, lambda done, of: steps.append((done, of)))
+    fetched = remote.fetch(specs, lambda done, of: steps.append((done, of)))
     same_bytes(fetched, original, own(fetched))
     share = weights_of(checkpoint, own(checkpoint))
     headers = sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in original.glob("*.safetensors"))
@@ -131,22 +135,43 @@ def test_own_tensors_and_hardly_a_byte_more(here: Any, original: Path, web: Web)
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
+def test_of_the_vocabulary_a_last_member_fetches_its_rows(here: Any, original: Path, web: Web) -> None:
+    last = BlockRange(3, 4)
+    remote = here()
+    checkpoint, _ = remote.open()
+    web.forget()
+    shares = [own_specs(checkpoint, last, holds_head=False, scored_percent=percent) for percent in (0, 50)]
+    remote.fetch(lambda _: shares[0], unseen)
+    without = web.weight_bytes
+    remote.fetch(lambda _: shares[1], unseen)
+    norm, rows = shares[1][len(shares[0]) :]
+    assert norm.name == "model.norm.weight"
+    assert web.weight_bytes - without <= 1.02 * (norm.end - norm.start + rows.end - rows.start)
+    assert rows.shape == (67, 48)
+    mine, whole = read_tensor(remote.folder, rows), read_tensor(original, checkpoint.tensors["lm_head.weight"])
+    assert mine.data.tobytes() == whole.data[64:].tobytes()
+    ops = TorchOps("cpu", "float32", threads=1)
+    load_shard(ops, checkpoint, last, holds_head=False, slots=1, context=8, scored_percent=50)
+    with pytest.raises(ModelIncomplete, match="was not fetched"):
+        load_shard(ops, checkpoint, last, holds_head=True, slots=1, context=8, scored_percent=50)
+
+
 def test_nothing_is_fetched_twice_by_whoever_comes_next(here: Any, original: Path, web: Web) -> None:
     here().open()
-    here().fetch(own, unseen)
+    here().fetch(specs, unseen)
     web.forget()
-    fetched = here().fetch(own, unseen)
+    fetched = here().fetch(specs, unseen)
     assert web.weight_bytes == 8 * len(list(original.glob("*.safetensors")))  # each file is still the same?
     web.forget()
     other = BlockRange(2, 4)
-    here().fetch(lambda checkpoint: own_tensors(checkpoint, other, holds_head=False), unseen)
+    here().fetch(lambda checkpoint: own_specs(checkpoint, other, holds_head=False), unseen)
     last = [name for name in own_tensors(fetched, other, holds_head=False) if name.startswith("model.layers.3.")]
     assert web.weight_bytes <= 1.02 * weights_of(fetched, last) + 8 * len(list(original.glob("*.safetensors")))
 
 
 def test_a_share_computes_as_from_a_whole_copy_and_other_shares_are_refused(here: Any, original: Path) -> None:
     ops = TorchOps("cpu", "float32", threads=1)
-    fetched = here().fetch(own, unseen)
+    fetched = here().fetch(specs, unseen)
 
     def forward(checkpoint: Checkpoint) -> bytes:
         shard = load_shard(ops, checkpoint, SHARE, holds_head=False, slots=1, context=8)
@@ -160,7 +185,7 @@ def test_a_share_computes_as_from_a_whole_copy_and_other_shares_are_refused(here
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_file_that_another_process_begins_anew_while_it_is_loaded_is_noticed(here: Any, *, whole: bool) -> None:
     ops = TorchOps("cpu", "float32", threads=1)
-    fetched = here().fetch(own, unseen)
+    fetched = here().fetch(specs, unseen)
 
     def replaced(done: int, _of: int) -> None:
         path = fetched.folder / fetched.tensors[own(fetched)[-1]].file
@@ -282,7 +307,7 @@ def test_a_file_replaced_while_it_is_fetched_is_fetched_again(
     checkpoint, _ = remote.open()
     file = checkpoint.tensors[own(checkpoint)[3]].file
     replaced(web, original / file, times=1)
-    fetched = remote.fetch(own, unseen)
+    fetched = remote.fetch(specs, unseen)
     same_bytes(fetched, original, own(fetched))
     assert any(f"{file} has changed" in line for line in told)
 
@@ -293,7 +318,7 @@ def test_a_file_that_keeps_changing_is_given_up(here: Any, original: Path, web: 
     file = checkpoint.tensors[own(checkpoint)[3]].file
     replaced(web, original / file, times=1000)
     with pytest.raises(FetchFailed, match=f"{file} keeps changing"):
-        remote.fetch(own, unseen)
+        remote.fetch(specs, unseen)
 
 
 def test_another_checkpoint_at_the_same_place_is_not_mixed_in(
@@ -304,32 +329,32 @@ def test_another_checkpoint_at_the_same_place_is_not_mixed_in(
     other = _in_few_files(make_checkpoint(tmp_path / "other", "llama", seed=1))
     shutil.copytree(other, original, dirs_exist_ok=True)
     with pytest.raises(FetchFailed, match="another checkpoint than when this session looked"):
-        remote.fetch(own, unseen)
+        remote.fetch(specs, unseen)
     again = here()
     _, second = again.open()
     assert second != first
-    fetched = again.fetch(own, unseen)
+    fetched = again.fetch(specs, unseen)
     same_bytes(fetched, other, own(fetched))
 
 
 def test_what_was_fetched_is_enough_where_the_source_is_away(
     here: Any, original: Path, web: Web, told: list[str]
 ) -> None:
-    here().fetch(own, unseen)
+    here().fetch(specs, unseen)
     here().language()
     web.fault = lambda asked: Fault(503)
-    fetched = here().fetch(own, unseen)
+    fetched = here().fetch(specs, unseen)
     same_bytes(fetched, original, own(fetched))
     assert sum("what was fetched before is used" in line for line in told) == 1
     other = here()
     other.open()
     with pytest.raises(FetchFailed, match="503"):
-        other.fetch(lambda checkpoint: own_tensors(checkpoint, BlockRange(0, 1), holds_head=False), unseen)
+        other.fetch(lambda checkpoint: own_specs(checkpoint, BlockRange(0, 1), holds_head=False), unseen)
 
 
 def test_a_server_without_ranges_gives_small_files_whole(here: Any, original: Path, web: Web) -> None:
     web.ranges = False
-    fetched = here().fetch(own, unseen)
+    fetched = here().fetch(specs, unseen)
     same_bytes(fetched, original, own(fetched))
     assert all(count == (original.parent / file).stat().st_size for file, count in web.sent.items())
 
@@ -340,7 +365,7 @@ def test_the_first_failure_ends_all_of_it_and_what_came_is_kept(here: Any, origi
     last = checkpoint.tensors[own(checkpoint)[-1]].file
     web.fault = lambda asked: Fault(403) if asked.file.endswith(last) else None
     with pytest.raises(FetchFailed, match="403"):
-        remote.fetch(own, unseen)
+        remote.fetch(specs, unseen)
     kept = {path.name: recorded(path) for path in original.parents[1].glob("cache/*/*.safetensors")}
     lacked = 0
     for name in own(checkpoint):
@@ -351,7 +376,7 @@ def test_the_first_failure_ends_all_of_it_and_what_came_is_kept(here: Any, origi
     assert lacked
     web.fault = lambda asked: None
     web.forget()
-    here().fetch(own, unseen)
+    here().fetch(specs, unseen)
     assert lacked <= web.weight_bytes <= lacked * 1.02 + 8 * len(kept)
 
 
@@ -380,7 +405,7 @@ def _commit(web: Web, revision: str, commit: str) -> None:
 def test_a_name_on_the_hub_is_pinned_to_its_commit(here: Any, hub: Web, original: Path) -> None:
     remote = here("org/tiny")
     assert remote.revision == COMMIT
-    fetched = remote.fetch(own, unseen)
+    fetched = remote.fetch(specs, unseen)
     assert fetched.name == "tiny"
     same_bytes(fetched, original, own(fetched))
     assert {asked.headers.get("Authorization") for asked in hub.asked} == {"Bearer hf_secret"}
@@ -388,7 +413,7 @@ def test_a_name_on_the_hub_is_pinned_to_its_commit(here: Any, hub: Web, original
     # What is of a commit never changes: whoever knows the commit and has the files asks nobody.
     here("org/tiny", COMMIT).language()
     hub.forget()
-    here("org/tiny", COMMIT).fetch(own, unseen)
+    here("org/tiny", COMMIT).fetch(specs, unseen)
     assert hub.asked == []
 
 
@@ -397,7 +422,7 @@ def test_a_redirect_to_elsewhere_does_not_take_the_token_along(here: Any, hub: W
         hub.fault = lambda asked: (
             Fault(302, {"Location": store.base + asked.file.rpartition("/")[2]}) if "resolve" in asked.file else None
         )
-        fetched = here("org/tiny").fetch(own, unseen)
+        fetched = here("org/tiny").fetch(specs, unseen)
         same_bytes(fetched, original, own(fetched))
         assert store.asked
         assert not any("Authorization" in asked.headers for asked in store.asked)
@@ -421,11 +446,11 @@ def test_an_endpoint_that_is_no_hub(here: Any, hub: Web) -> None:
 def test_the_last_commit_is_used_where_the_hub_does_not_answer(
     here: Any, hub: Web, original: Path, told: list[str]
 ) -> None:
-    here("org/tiny").fetch(own, unseen)
+    here("org/tiny").fetch(specs, unseen)
     hub.fault = lambda asked: Fault(503)
     again = here("org/tiny")
     assert again.revision == COMMIT
-    same_bytes(again.fetch(own, unseen), original, own(again.open()[0]))
+    same_bytes(again.fetch(specs, unseen), original, own(again.open()[0]))
     assert any("which was used last" in line for line in told)
     with pytest.raises(FetchFailed, match="503"):
         here("org/tiny@v2")
@@ -434,11 +459,11 @@ def test_the_last_commit_is_used_where_the_hub_does_not_answer(
 
 
 def test_two_commits_are_two_checkpoints(here: Any, hub: Web, original: Path, tmp_path: Path) -> None:
-    first = here("org/tiny").fetch(own, unseen)
+    first = here("org/tiny").fetch(specs, unseen)
     newer = _in_few_files(make_checkpoint(tmp_path / "newer", "llama", seed=5))
     (hub.folder / "org/tiny/resolve" / COMMIT[::-1]).symlink_to(newer)
     _commit(hub, "main", COMMIT[::-1])
-    second = here("org/tiny").fetch(own, unseen)
+    second = here("org/tiny").fetch(specs, unseen)
     same_bytes(first, original, own(first))
     same_bytes(second, newer, own(second))
     assert len({item.source for item in cached(tmp_path / "cache")}) == 2
@@ -462,7 +487,7 @@ def test_a_disk_too_small_is_known_before_weights_are_fetched(
 
     monkeypatch.setattr("kafila.shard.cache_folder.os.statvfs", small)
     with pytest.raises(FetchFailed, match=r"0\.00 GB are free.*cache prune"):
-        remote.fetch(own, unseen)
+        remote.fetch(specs, unseen)
     assert web.asked == []
 
 
@@ -475,9 +500,9 @@ def test_a_disk_that_is_full_in_the_middle_says_so(here: Any, monkeypatch: pytes
 
     monkeypatch.setattr("kafila.shard.journal.os.pwrite", full)
     with pytest.raises(FetchFailed, match="is full"):
-        remote.fetch(own, unseen)
+        remote.fetch(specs, unseen)
     monkeypatch.undo()
-    remote.fetch(own, unseen)
+    remote.fetch(specs, unseen)
 
 
 def test_a_place_that_may_not_be_written_is_known_at_once(web: Web, tmp_path: Path) -> None:
@@ -492,7 +517,7 @@ def test_two_threads_of_different_owners_wait_for_one_another(here: Any, origina
     fetched: list[Checkpoint] = []
 
     def fetch() -> None:
-        fetched.append(here().fetch(own, unseen))
+        fetched.append(here().fetch(specs, unseen))
 
     threads = [threading.Thread(target=fetch) for _ in range(3)]
     for thread in threads:

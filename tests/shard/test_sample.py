@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kafila.errors import DeviceError
-from kafila.shard.sample import LEAST_LOGPROB, adjusted, distribution, draw, draw_all, logprobs_of, uniform
-from kafila.types import History, Sampling, Segment
+from kafila.shard.sample import LEAST_LOGPROB, adjusted, best_of, distribution, draw, draw_all, logprobs_of, uniform
+from kafila.types import Best, History, Sampling, Segment
 
 Logits = npt.NDArray[np.float32]
 
@@ -220,3 +220,25 @@ def test_each_segment_draws_by_its_own_sampling_and_history() -> None:
     assert (first, second) == (None, None)
     assert third is not None
     assert third.token == third.top[0][0] == 2
+
+
+@given(logits=LOGITS, data=st.data())
+def test_the_better_of_two_parts_is_what_the_whole_draws(logits: Logits, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(1, max(1, len(logits) - 1)))
+    parts = [(logits[:cut], 0), (logits[cut:], cut)]
+    found = [best for part, first in parts if np.isfinite(part).any() for best in best_of(part[None], first)]
+    assert all(logits[best.token] == np.float32(best.logit) == best.logit for best in found)
+    assert min(found, key=lambda best: (-best.logit, best.token)).token == draw(logits, Sampling(), 0)
+
+
+def test_the_best_of_rows_is_one_a_row() -> None:
+    assert best_of(np.stack([as_logits(1, 3, 3), as_logits(0.1, -1, 0)]), 64) == (
+        Best(3.0, 65),
+        Best(float(np.float32(0.1)), 64),
+    )
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_the_best_of_what_is_no_number_is_refused_as_a_draw_is(wrong: float) -> None:
+    with pytest.raises(DeviceError, match="not a number"):
+        best_of(np.stack([as_logits(1, 2), as_logits(0, wrong)]))

@@ -19,10 +19,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from kafila.errors import DeviceError
 from kafila.shard import torch_kernels as kernels
 from kafila.shard.config import parse_config
+from kafila.shard.formats import Affine
 from kafila.shard.ops import AttentionShape, HostTensor
+from kafila.shard.quantize import quantize
 from kafila.shard.rope import LinearRope, Llama3Rope
 from kafila.shard.torch_matrices import DenseMatrix, PackedMatrix, StackedMatrix
 from kafila.shard.torch_ops import TorchOps
+from kafila.shard.torch_quantized import CodesMatrix
 from tests.shard.test_config import LLAMA, LLAMA3
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -99,6 +102,81 @@ def test_a_large_matrix_is_packed_in_pieces(monkeypatch: pytest.MonkeyPatch, *, 
     assert len(pieces.parts) == 3 + 2
     x = _random(2, 16, seed=5)
     torch.testing.assert_close(pieces(x), whole(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_divided_matrix_is_held_once_and_gives_the_same_numbers(
+    dtype: str, monkeypatch: pytest.MonkeyPatch, *, tied: bool
+) -> None:
+    weight, x = _host(_random(200, 16, seed=1), "BF16"), _random(3, 16, seed=5)
+    ops = _ops(dtype)
+    one = ops.tied_matrix(ops.table(weight)) if tied else ops.matrix([weight], None)
+    for most in (1 << 26, 50 * 16):  # in one piece, or several
+        monkeypatch.setattr("kafila.shard.torch_matrices.PACK_WEIGHTS", most)
+        whole, own = (
+            ops.divided_tied_matrix(ops.table(weight), 64) if tied else ops.divided_matrix(weight, 64)
+        )  # fmt: skip
+        torch.testing.assert_close(whole(x), one(x), rtol=0, atol=0)
+        assert own(x).shape == (3, 64)
+        if dtype == "float32":
+            assert isinstance(whole, DenseMatrix)
+            assert isinstance(own, DenseMatrix)
+            assert own.weight.data_ptr() == whole.weight.data_ptr()
+            torch.testing.assert_close(own(x), one(x)[:, :64])
+        else:
+            assert isinstance(whole, StackedMatrix)
+            assert all(isinstance(part, PackedMatrix) for part in whole.parts)
+            mine = own.parts if isinstance(own, StackedMatrix) else (own,)
+            assert len(mine) < len(whole.parts)
+            assert all(part is other for part, other in zip(mine, whole.parts, strict=False))
+            torch.testing.assert_close(own(x), one(x)[:, :64], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_half_precision_cannot_hold_is_divided_in_bfloat16(*, tied: bool) -> None:
+    """Wherever it is: both parts are held as the whole would be."""
+    values = _random(200, 16)
+    values[190, 0] = 1e6
+    weight, ops = _host(values, "BF16"), _ops("bfloat16")
+    whole, own = ops.divided_tied_matrix(ops.table(weight), 64) if tied else ops.divided_matrix(weight, 64)
+    assert isinstance(whole, DenseMatrix)
+    assert isinstance(own, DenseMatrix)
+    assert own.weight.dtype == torch.bfloat16
+    assert own.weight.data_ptr() == whole.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "bits", "group", "kind"),
+    [
+        (192, 4, 32, "Int4Matrix"),
+        (192, 8, 32, "Int4Matrix"),
+        (200, 4, 32, "CodesMatrix"),
+        (192, 6, 32, "CodesMatrix"),
+        (200, 8, 0, "RowMatrix"),
+    ],
+)
+def test_a_divided_matrix_in_few_bits(outputs: int, bits: int, group: int, kind: str) -> None:
+    tensor = quantize(_host(_random(outputs, 64, seed=1)), Affine(bits, group))
+    x, ops = _random(3, 64, seed=5), _ops("bfloat16")
+    one = ops.matrix([tensor], None)
+    whole, own = ops.divided_matrix(tensor, 64)
+    assert isinstance(whole, StackedMatrix)
+    assert {type(part).__name__ for part in whole.parts} == {type(one).__name__} == {kind}
+    assert own is whole.parts[0]
+    torch.testing.assert_close(whole(x), one(x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(own(x), one(x)[:, :64], rtol=1e-6, atol=1e-6)
+
+
+def test_a_table_in_few_bits_is_divided_in_its_own_memory() -> None:
+    """As on a GPU, where the table is the unembedding."""
+    table = CodesMatrix(quantize(_host(_random(200, 64)), Affine(4, 32)), None, torch.device("cpu"), torch.float32)
+    whole, own = _ops().divided_tied_matrix(table, 64)
+    assert whole is table
+    assert isinstance(own, CodesMatrix)
+    assert own.codes.data_ptr() == table.codes.data_ptr()
+    x = _random(3, 64, seed=5)
+    torch.testing.assert_close(own(x), whole(x)[:, :64])
 
 
 def test_values_beyond_half_precision_are_kept_in_bfloat16() -> None:

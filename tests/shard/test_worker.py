@@ -13,8 +13,20 @@ from kafila.errors import DeviceError, KafilaError, ModelIncomplete, ProtocolErr
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.worker import Draws, Failed, Forward, Forwarded, Loaded, Result, Sample, Sampled, ShardWorker, Stage
-from kafila.types import BlockRange, History, Sampling, Segment
+from kafila.shard.worker import (
+    Draws,
+    Failed,
+    Forward,
+    Forwarded,
+    Loaded,
+    Result,
+    Sample,
+    Sampled,
+    Scored,
+    ShardWorker,
+    Stage,
+)
+from kafila.types import Best, BlockRange, History, Sampling, Segment
 from tests.shard.checkpoints import make_checkpoint, reference_answer
 
 ONE = (Segment(0, 0, 1, sample=True),)
@@ -40,6 +52,7 @@ class FakeStage:
 
     def __init__(self) -> None:
         self.raises: BaseException | None = None
+        self.raises_scoring: BaseException | None = None
         self.entered = threading.Event()
         self.may_go = threading.Event()
         self.may_go.set()
@@ -65,6 +78,17 @@ class FakeStage:
         histories: Sequence[History] = (),
     ) -> Draws:
         return Draws((len(hidden),))
+
+    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
+        self.threads.add(threading.get_ident())
+        if self.raises_scoring is not None:
+            raise self.raises_scoring
+        return (Best(2.5, 90),) * sum(segment.sample for segment in segments)
+
+    def sample_part(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        if self.raises_scoring is not None:
+            raise self.raises_scoring
+        return (Best(0.5, len(hidden)),) * sum(segment.sample for segment in segments)
 
     def interrupt(self) -> None:
         self.interrupted = True
@@ -268,4 +292,65 @@ def test_with_a_real_shard(tmp_path: Path, results: Results, start: Start) -> No
     refused = results.next()
     assert isinstance(refused, Failed)
     assert "32 are reserved" in str(refused.error)
+    worker.stop()
+
+
+TWO = (Segment(0, 3, 1, sample=True), Segment(2, 5, 1, sample=False), Segment(1, 4, 1, sample=True))
+
+
+def _scoring(batch: int) -> Forward:
+    return Forward(batch, TWO, None, b"abc", "float16", score=True)
+
+
+def test_rows_are_given_before_they_are_scored(stage: FakeStage, results: Results, start: Start) -> None:
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(_scoring(1))
+    worker.submit(_forward(2))
+    assert results.next() == Forwarded(1, b"abcfloat16", "float16", 1.0)
+    assert results.next() == Scored(1, (Best(2.5, 90), Best(2.5, 90)), 1.0)
+    assert results.next() == Forwarded(2, b"abcfloat16", "float16", 1.0)
+    worker.stop()
+    assert results.empty
+    assert stage.threads == results.threads
+
+
+def test_scoring_that_fails_fails_the_batch_and_no_other(stage: FakeStage, results: Results, start: Start) -> None:
+    stage.raises_scoring = RuntimeError("out of memory")
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(_scoring(1))
+    worker.submit(_forward(2))
+    assert isinstance(results.next(), Forwarded)
+    failed = results.next()
+    assert isinstance(failed, Failed)
+    assert failed.batch == 1
+    assert str(failed.error) == "fake failed at batch 1: out of memory"
+    assert isinstance(results.next(), Forwarded)
+    worker.stop()
+
+
+def test_what_was_not_computed_is_not_scored(stage: FakeStage, results: Results, start: Start) -> None:
+    stage.raises = RuntimeError("gone")
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(_scoring(1))
+    worker.submit(Sample(2, ONE, (Sampling(),), b"abcd", "float16"))
+    failed = results.next()
+    assert isinstance(failed, Failed)
+    assert failed.batch == 1
+    assert isinstance(results.next(), Sampled)
+    worker.stop()
+
+
+def test_a_partial_draw_gives_the_best_of_its_rows(stage: FakeStage, results: Results, start: Start) -> None:
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(Sample(1, TWO, (Sampling(),) * 3, b"abcd", "float16", partial=True))
+    assert results.next() == Sampled(1, (4, None, 4), 1.0, (), (Best(0.5, 4), Best(0.5, 4)))
+    stage.raises_scoring = DeviceError("not a number")
+    worker.submit(Sample(2, TWO, (Sampling(),) * 3, b"abcd", "float16", partial=True))
+    failed = results.next()
+    assert isinstance(failed, Failed)
+    assert failed.batch == 2
     worker.stop()

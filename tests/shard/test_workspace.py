@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kafila.plan.scoring import rows_bytes
 from kafila.shard.config import parse_config
-from kafila.shard.manifest import CODES, STORED_BYTES, model_manifest, stored_tensors
+from kafila.shard.manifest import CODES, STORED_BYTES, model_manifest, stored_tensors, weight_format
+from kafila.shard.schemes import with_scheme
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.workspace import block_memory_bytes, head_memory_bytes, workspace_bytes
+from kafila.shard.workspace import LIBRARY_BYTES, block_memory_bytes, head_memory_bytes, workspace_bytes
+from kafila.types import scored_from
 from tests.shard.test_config import LLAMA
 
 TINY = parse_config(json.dumps(LLAMA))
@@ -77,12 +80,15 @@ def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int, **co
         ("float32", 16, False, 1024, {}, ["int4", "bfloat16"]),
         ("bfloat16", 20, True, 1024, {"quantization": {"bits": 4, "group_size": 64}}, []),
         ("float32", 14, False, 1024, {"quantization": {"bits": 8, "group_size": 64}}, []),
+        ("bfloat16", 8, False, 768, {}, ["", "", "60", "head"]),
+        ("bfloat16", 14, True, 1024, {}, ["", "", "75", "last"]),
     ],
 )
 def test_nothing_takes_more_than_the_plan_admitted_and_little_less(
     tmp_path: Path, dtype: str, blocks: int, tied: bool, hidden: int, config: dict[str, Any], options: list[str]
 ) -> None:
-    """``options``: what ``--quantize`` and ``--kv-dtype`` would be given."""
+    """``options``: what ``--quantize`` and ``--kv-dtype`` would be given, and how much of the vocabulary is scored by
+    the last member, with who this is."""
     folder = large_checkpoint(tmp_path, blocks, tied=tied, hidden=hidden, **config)
     command = [sys.executable, "-m", "tests.shard.memory_child", str(folder), dtype, "4", "640", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -113,3 +119,22 @@ def test_a_workspace_grows_with_what_is_served() -> None:
     assert workspace_bytes(TINY, context=4096, slots=1) > least
     assert workspace_bytes(replace(TINY, vocab=200_000), context=64, slots=8) > least
     assert workspace_bytes(replace(TINY, intermediate=10**6), context=64, slots=1) > least
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scheme", ["", "int8", "int4"])
+@pytest.mark.parametrize("percent", [10, 33, 75])
+def test_rows_that_a_last_member_scores_are_at_most_its_percentage_and_where_they_are_cut(
+    dtype: str, scheme: str, percent: int
+) -> None:
+    """A plan counts the percentage alone: the rest is less than what a last member does not need of a workspace."""
+    smollm2 = replace(TINY, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536, tied=True, vocab=49152)
+    config, ops = with_scheme(smollm2, scheme), TorchOps("cpu", dtype, threads=1)
+    form = weight_format(config, "model.embed_tokens.weight")
+    first = scored_from(config.vocab, percent)
+    own, others = (ops.matrix_bytes(rows, config.hidden, form) for rows in (first, config.vocab - first))
+    whole = ops.matrix_bytes(config.vocab, config.hidden, form)
+    assert own + others == whole
+    admitted = rows_bytes(head_memory_bytes(ops, config), percent)
+    assert others + config.hidden * 4 - admitted <= 64 * whole // config.vocab + config.hidden * 4
+    assert others + config.hidden * 4 - admitted < LIBRARY_BYTES / 100

@@ -47,6 +47,16 @@ def test_a_fleet_of_ones_own_in_words_and_in_figures(tmp_path: Path) -> None:
     assert len(record["sessions"]) == 1
 
 
+def test_a_head_that_scores_all_is_slower(tmp_path: Path) -> None:
+    ways = ((), ("--whole-head",), ("--no-batching",))
+    rates = [
+        json.loads(run(own(tmp_path), *QUICK, *way, "--json").stdout)["figures"]["tokens_per_s_one_user"]
+        for way in ways
+    ]
+    assert rates[0] > 1.002 * rates[1]
+    assert rates[2] == pytest.approx(rates[1], rel=0.001), "as the paper's, it does"
+
+
 def test_a_refusal_is_a_line_and_an_exit_code(tmp_path: Path) -> None:
     refused = run(own(tmp_path), *QUICK, "--model", "Qwen3-32B")
     assert refused.exit_code == 1

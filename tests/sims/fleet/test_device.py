@@ -26,6 +26,8 @@ def test_a_token_takes_equation_2() -> None:
     assert taken == pytest.approx(50e-6 + (10 * MODEL.block_bytes + cache) / 500e9)
     assert DEVICE.sample_s(MODEL, 1, 2) == pytest.approx(MODEL.head_read_bytes / 500e9)
     assert DEVICE.sample_s(MODEL, 0, 2) == 0
+    assert DEVICE.sample_s(MODEL, 1, 2, percent=40) == pytest.approx(0.4 * MODEL.head_read_bytes / 500e9)
+    assert DEVICE.sample_s(MODEL, 400, 2, percent=40) == pytest.approx(0.4 * DEVICE.sample_s(MODEL, 400, 2))
 
 
 def test_a_batch_costs_little_more_until_arithmetic_takes_over() -> None:

@@ -12,6 +12,7 @@ from kafila.types import PathKind
 from sims.fleet.place import Net
 from sims.fleet.session import run_trial
 from sims.fleet.trial import Outcome, Refused, Trial
+from sims.models import load_model
 
 SHORT = Trial("lan", "Qwen3-8B", Net.OVERHEAD, generations=2, answer_tokens=16, prompt_tokens=8)
 
@@ -116,3 +117,24 @@ def test_users_go_on_asking_for_as_long_as_they_are_told(tmp_path: Path) -> None
     trial = replace(SHORT, fleet=written(tmp_path, FRIENDS), network=Net.PATHS, users=2, minutes=0.1)
     outcome = served(trial)
     assert outcome.soak_tokens >= 6 * 0.5 * outcome.all_users
+
+
+def test_a_vocabulary_in_two_parts_takes_what_the_longer_part_takes(tmp_path: Path) -> None:
+    own = written(tmp_path, FRIENDS.replace("uplink_mbps = 2", "").replace("24\n", "24\nlan = 'home'\n"))
+    trial = replace(SHORT, fleet=own, network=Net.PATHS)
+    whole, divided = served(trial), served(replace(trial, divide_head=True))
+    assert divided.counts == whole.counts
+    head_s = load_model(trial.model).head_read_bytes / 450e9
+    # Both read at 400 to 500 GB/s, so each does about half of it in the place of one doing all; who serves slower than
+    # it was probed takes a little longer.
+    assert 0.35 * head_s < whole.circuit_s - divided.circuit_s < 0.55 * head_s
+    assert whole.stage_s[0] - divided.stage_s[0] == pytest.approx(head_s / 2, rel=0.2)
+    assert divided.stage_s[1] == pytest.approx(whole.stage_s[1], rel=0.01)
+    assert sum(edge.hop_s for edge in divided.edges) == pytest.approx(sum(edge.hop_s for edge in whole.edges), rel=0.05)
+
+
+def test_several_batches_on_their_way_are_not_slowed_by_scoring() -> None:
+    trial = replace(SHORT, users=4, batching=False)
+    whole, divided = served(trial), served(replace(trial, divide_head=True))
+    assert divided.all_users >= 0.98 * whole.all_users
+    assert divided.one_user > whole.one_user
