@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kafila.errors import ProtocolError
 from kafila.ring.frames import (
@@ -38,7 +38,7 @@ from kafila.ring.frames import (
     is_scores,
 )
 from kafila.ring.ringedges import RingEdges
-from kafila.shard.worker import Failed, Forward, Forwarded, Job, Result, Scored
+from kafila.shard.worker import Failed, Forward, Forwarded, Job, Result, Score, Scored
 from kafila.types import NodeId, PathKind
 
 MAX_PENDING_BATCHES = 64
@@ -152,6 +152,8 @@ class Stage:
         self.place = place
         self.edges = RingEdges(place.me, place.ring)
         self._jobs: deque[Job] = deque()
+        self._jobs_later: deque[Score] = deque()
+        """For when nothing waits to be sent."""
         self._sends: deque[Send] = deque()
         self._events: deque[Event] = deque()
         self._passing: dict[int, Activation] = {}
@@ -196,8 +198,7 @@ class Stage:
         if frame.batch in self._passing or len(self._passing) >= MAX_PENDING_BATCHES:
             raise ProtocolError("more batches at once than the head may have on their way")
         self._passing[frame.batch] = frame
-        score = frame.score and self.place.last
-        self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype, score))
+        self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype))
 
     def _control(self, message: Control, now: float) -> None:
         match message:
@@ -250,9 +251,14 @@ class Stage:
     def _forwarded(self, result: Forwarded) -> None:
         frame = self._passing.pop(result.batch)
         hop_us = (*frame.hop_us, microseconds(result.stage_s))
+        self._send_activation(
+            Activation(
+                frame.epoch, frame.batch, frame.dtype, frame.hidden, frame.segments, result.hidden, hop_us, frame.score
+            )
+        )
         if frame.score and self.place.last:
-            self._scoring.add(frame.batch)  # the rows leave before that: the head scores its part meanwhile
-        self._send_activation(replace(frame, payload=result.hidden, hop_us=hop_us))
+            self._scoring.add(frame.batch)
+            self._jobs_later.append(Score(frame.batch, frame.segments, result.hidden, frame.dtype))
 
     def _scored(self, result: Scored) -> None:
         self._scoring.remove(result.batch)
@@ -265,7 +271,13 @@ class Stage:
         self._sends.append(Send(False, encode_control(message)))
 
     def next_job(self) -> Job | None:
-        """Work for the worker, in order, or None."""
+        """Work for the worker, in order, or None.
+
+        Scores are begun once the rows have left: a worker that begins at once takes the interpreter, and perhaps the
+        processor, from the thread that sends them, and the head waits a millisecond longer.
+        """
+        if self._jobs_later and not self._sends:
+            self._jobs.append(self._jobs_later.popleft())
         return self._jobs.popleft() if self._jobs else None
 
     def next_send(self) -> Send | None:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from kafila.errors import ModelError
-from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled, Scored
+from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled, Score, Scored
 from kafila.types import Best, History, Question, Sampling, Segment, TokenLogprobs
 
 PRIME = 1_048_573
@@ -54,25 +54,22 @@ class StandInShard:
         self._cut = VOCABULARY - max(VOCABULARY * percent // 100, percent > 0)
         self._caches: dict[int, list[int]] = {}
 
-    def results(self, job: Job) -> list[Result]:
-        """All that comes of a job, in order."""
-        result = self.do(job)
-        if not isinstance(job, Forward) or not job.score or not isinstance(result, Forwarded):
-            return [result]
-        sampling = (Sampling(),) * len(job.segments)
-        tokens = self._sample(Sample(job.batch, job.segments, sampling, result.hidden, job.dtype))
-        return [result, Scored(job.batch, _best(range(self._cut, VOCABULARY), tokens), 1e-4)]
-
     def do(self, job: Job) -> Result:
-        """The first that comes of it."""
-        if isinstance(job, Sample):
-            tokens = self._sample(job)
-            if job.partial:
+        """What comes of a job."""
+        match job:
+            case Sample():
+                tokens = self._sample(job)
+                if not job.partial:
+                    return Sampled(job.batch, tokens, 1e-4, tuple(map(_logprobs, tokens, job.sampling)))
                 best = _best(range(self._cut), tokens)
                 return Sampled(job.batch, tuple(one.token for one in best), 1e-4, best=best)
-            return Sampled(job.batch, tokens, 1e-4, tuple(map(_logprobs, tokens, job.sampling)))
-        rows = list(job.tokens) if job.tokens is not None else unpack(job.hidden or b"")
-        return Forwarded(job.batch, pack(self._forward(job.segments, rows)), job.dtype, 1e-3)
+            case Score():
+                sampling = (Sampling(),) * len(job.segments)
+                tokens = self._sample(Sample(job.batch, job.segments, sampling, job.hidden, job.dtype))
+                return Scored(job.batch, _best(range(self._cut, VOCABULARY), tokens), 1e-4)
+            case Forward():
+                rows = list(job.tokens) if job.tokens is not None else unpack(job.hidden or b"")
+                return Forwarded(job.batch, pack(self._forward(job.segments, rows)), job.dtype, 1e-3)
 
     def _forward(self, segments: Sequence[Segment], rows: list[int]) -> list[int]:
         out: list[int] = []

@@ -57,7 +57,7 @@ async def test_a_divided_vocabulary_reaches_head_and_last_member(folder: Path) -
     one = (Segment(0, 0, 1, sample=True),)
     head, last = load(0, 2, head=True), load(2, 4, head=False)
     hidden = last.forward(one, None, head.forward(one, (7,), None, "bfloat16"), "bfloat16")
-    parts = (*head.sample_part(one, hidden, "bfloat16"), *last.score(one))
+    parts = (*head.sample_part(one, hidden, "bfloat16"), *last.score(one, hidden, "bfloat16"))
     (token,) = head.sample(one, (Sampling(),), hidden, "bfloat16").tokens
     assert max(parts).token == token
     assert [part.token >= 64 for part in parts] == [False, True]

@@ -87,8 +87,7 @@ class Ring:
         if choices:
             # Workers keep the order of their jobs, so each does its own at once; what varies is when messages arrive.
             for n, job in choices:
-                for result in self.shards[n].results(job):
-                    self.stages[n].result(result, self.now)
+                self.stages[n].result(self.shards[n].do(job), self.now)
             return True
         busy = [n for n, wire in enumerate(self.wires) if wire]
         if not busy:

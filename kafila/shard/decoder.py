@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from kafila.errors import DeviceError, ProtocolError
 from kafila.shard.cache import KvCache
@@ -81,7 +81,6 @@ class Shard(Generic[T]):
         self._config = config
         self._cache = cache
         self._interrupted = False
-        self._given: _Given | None = None
         held = range(blocks.first, blocks.stop)
         ropes = list(dict.fromkeys(config.ropes[index] for index in held)) or [config.ropes[0]]
         self._ropes = [ops.rope(rope.frequencies(config.head_dim), cache.context) for rope in ropes]
@@ -110,15 +109,11 @@ class Shard(Generic[T]):
         ProtocolError for a batch that does not fit what is held, having changed nothing.
         """
         self._cache.check(segments)
-        self._given = None
         with self._ops.scope():
             x = self._embed(segments, tokens) if tokens is not None else self._rows(segments, hidden or b"", dtype)
             x = self._run(x, [self._ops.place(segments, rope) for rope in self._ropes])
             self._cache.extend(segments)
-            given = self._ops.to_bytes(x, dtype)
-        if self.scored is not None:
-            self._given = _Given(tuple(segments), _drawn_from(segments, given), dtype)
-        return given
+            return self._ops.to_bytes(x, dtype)
 
     def sample(
         self,
@@ -154,15 +149,16 @@ class Shard(Generic[T]):
         self._check_rows(segments, hidden, dtype)
         return self._best(own, _drawn_from(segments, hidden), dtype)
 
-    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
-        """The likeliest of the tokens that are scored here, for each of the last pass's ``segments`` that wants one.
+    def score(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        """The likeliest of the tokens that are scored here and not by the head, for each segment that wants one.
 
-        The head sees the pass's rows as they travel, rounded to their dtype, and so they are scored here.
+        ``hidden`` as in `sample`: the rows as they travel to the head, which sees no others. Raises ProtocolError where
+        none are scored here.
         """
-        given = self._given
-        if self.scored is None or given is None or given.segments != tuple(segments):
-            raise ProtocolError("a batch came that only the last member can score, or another than it has computed")
-        return self._best(self.scored, given.hidden, given.dtype)
+        if self.scored is None:
+            raise ProtocolError("a batch came that only the last member can score")
+        self._check_rows(segments, hidden, dtype)
+        return self._best(self.scored, _drawn_from(segments, hidden), dtype)
 
     def _best(self, held: ScoredRows[T], hidden: bytes, dtype: str) -> tuple[Best, ...]:
         """``hidden``: only the rows that tokens are drawn from."""
@@ -212,15 +208,6 @@ class Shard(Generic[T]):
         if self.head is None:
             raise ProtocolError("a batch came that only the head can do")
         return self.head
-
-
-class _Given(NamedTuple):
-    """Of the last pass, what may have to be scored."""
-
-    segments: tuple[Segment, ...]
-    hidden: bytes
-    """The rows that tokens are drawn from, and no others: a prompt's are as large as its pass."""
-    dtype: str
 
 
 def _drawn_from(segments: Sequence[Segment], hidden: bytes) -> bytes:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from kafila.errors import DeviceError, KafilaError, ModelError, ProtocolError
@@ -36,8 +35,6 @@ class Forward:
     hidden: bytes | None
     dtype: str
     """``float32``, ``bfloat16`` or ``float16``."""
-    score: bool = False
-    """The last member: then score its rows of the vocabulary, for each segment that wants a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,19 @@ class Sample:
     """One entry a segment, empty where the draw does not look back; no entries: none does."""
     partial: bool = False
     """Greedily, and only from the rows that the last member does not score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The last member: the best of its rows of the vocabulary, for each segment that wants a token.
+
+    ``hidden`` has all rows of the segments in ``dtype``, as they travel to the head.
+    """
+
+    batch: int
+    segments: tuple[Segment, ...]
+    hidden: bytes
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """After the `Forwarded` of a `Forward` that wanted it: the best of this member's rows of the vocabulary."""
+    """What came of a `Score`."""
 
     batch: int
     best: tuple[Best, ...]
@@ -125,7 +135,7 @@ class Draws(NamedTuple):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
-Job = Forward | Sample
+Job = Forward | Sample | Score
 Result = Loaded | Coming | Forwarded | Scored | Sampled | Failed
 
 
@@ -154,8 +164,8 @@ class Stage(Protocol):
         """`Sample`."""
         ...
 
-    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
-        """`Scored`, of the rows that the last `forward` gave; ``segments`` are the same."""
+    def score(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
+        """`Score`: one for each segment that wants a token, in order."""
         ...
 
     def sample_part(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
@@ -241,34 +251,28 @@ class ShardWorker:
             self._tell(Failed(None, self._explain(error, "loading its share of the model")))
             return
         while not self._stopping and (job := self._jobs.get()) is not None:
-            self._do(stage, job)
+            self._tell(self._do(stage, job))
 
-    def _do(self, stage: Stage, job: Job) -> None:
-        if isinstance(job, Sample):
-            self._attempt(job.batch, partial(self._sample, stage, job))
-            return
-        done = self._attempt(job.batch, partial(self._forward, stage, job))
-        if done and job.score and not self._stopping:  # the rows travel on while they are scored
-            self._attempt(job.batch, partial(self._score, stage, job))
-
-    def _attempt(self, batch: int, step: Callable[[], Result]) -> bool:
-        """Tell of a step of a batch; whether it was done."""
+    def _do(self, stage: Stage, job: Job) -> Result:
         try:
-            result = step()
+            match job:
+                case Forward():
+                    return self._forward(stage, job)
+                case Sample():
+                    return self._sample(stage, job)
+                case Score():
+                    return self._score(stage, job)
         except (KafilaError, *DEVICE_FAULTS) as error:
-            self._tell(Failed(batch, self._explain(error, f"batch {batch}")))
-            return False
-        self._tell(result)
-        return True
+            return Failed(job.batch, self._explain(error, f"batch {job.batch}"))
 
     def _forward(self, stage: Stage, job: Forward) -> Forwarded:
         began = self._clock()
         hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype)
         return Forwarded(job.batch, hidden, job.dtype, self._clock() - began)
 
-    def _score(self, stage: Stage, job: Forward) -> Scored:
+    def _score(self, stage: Stage, job: Score) -> Scored:
         began = self._clock()
-        best = stage.score(job.segments)
+        best = stage.score(job.segments, job.hidden, job.dtype)
         return Scored(job.batch, best, self._clock() - began)
 
     def _sample(self, stage: Stage, job: Sample) -> Sampled:

@@ -12,7 +12,7 @@ import trio
 from kafila.backend import Duty
 from kafila.errors import DeviceError
 from kafila.ring.agreement import ModelOffer
-from kafila.shard.worker import Forward, Forwarded, Job, Loaded, Result, Sample, Sampled, Scored
+from kafila.shard.worker import Forward, Forwarded, Job, Loaded, Result, Sample, Sampled, Score, Scored
 from kafila.types import Best, Capability, ModelManifest, Question, Segment
 from sims.fabric import Fabric
 from sims.fleet.device import Device
@@ -35,7 +35,7 @@ class Passage:
 
     batch: int
     draws: bool
-    """The head's second job of a batch, after its rows have been round."""
+    """The head's second job of a batch, after its rows have been round; the last member's, once it has sent them."""
     rows: int
     is_decode: bool
     arrived_at: float
@@ -82,7 +82,7 @@ class SimulatedWorker:
             raise DeviceError(f"more than {INBOX_JOBS} jobs wait for it")
         decode = all(segment.length == 1 for segment in job.segments)
         rows = sum(segment.length for segment in job.segments)
-        passage = Passage(job.batch, isinstance(job, Sample), rows, decode, trio.current_time())
+        passage = Passage(job.batch, not isinstance(job, Forward), rows, decode, trio.current_time())
         self._log.append(passage)
         self._waiting.append((job, passage))
         if not self._busy:
@@ -98,19 +98,15 @@ class SimulatedWorker:
             job, passage = self._waiting.popleft()
             takes_s = self._takes_s(job)
             passage.done_at = self._fabric.now + takes_s
-            self._tell_after(takes_s, self._result(job, passage.rows, takes_s), self._scored(job))
+            self._tell_after(takes_s, self._result(job, passage.rows, takes_s))
 
-    def _tell_after(self, duration_s: float, result: Result, then: Scored | None = None) -> None:
-        self._fabric.at(self._fabric.now + duration_s, self._tell, result, then)
+    def _tell_after(self, duration_s: float, result: Result) -> None:
+        self._fabric.at(self._fabric.now + duration_s, self._tell, result)
 
-    def _tell(self, result: Result, then: Scored | None) -> None:
-        if self._stopped:
-            return
-        self._on_result(result)
-        if then is None:
+    def _tell(self, result: Result) -> None:
+        if not self._stopped:
+            self._on_result(result)
             self._begin()
-        else:
-            self._tell_after(then.score_s, then)
 
     def _parts(self, job: Job) -> list[tuple[Segment, ...]]:
         """What is computed together."""
@@ -121,23 +117,20 @@ class SimulatedWorker:
         rows = [sum(segment.sample for segment in part) for part in self._parts(job)]
         return sum(self._device.sample_s(self._model, count, ITEM_BYTES[job.dtype], percent) for count in rows)
 
-    def _scored(self, job: Job) -> Scored | None:
-        """What follows the rows where they are to be scored."""
-        if not isinstance(job, Forward) or not job.score:
-            return None
-        best = tuple(_SECOND for segment in job.segments if segment.sample)
-        return Scored(job.batch, best, self._draw_s(job, self._duty.scored_percent))
-
     def _takes_s(self, job: Job) -> float:
         parts, item_bytes, device = self._parts(job), ITEM_BYTES[job.dtype], self._device
         if isinstance(job, Sample):
             return self._draw_s(job, 100 - self._duty.scored_percent if job.partial else 100)
+        if isinstance(job, Score):
+            return self._draw_s(job, self._duty.scored_percent)
         blocks = self._duty.blocks.stop - self._duty.blocks.first
         return sum(device.forward_s(self._model, blocks, part, item_bytes) for part in parts)
 
     def _result(self, job: Job, rows: int, takes_s: float) -> Result:
         if isinstance(job, Forward):
             return Forwarded(job.batch, bytes(rows * self._model.hidden_bytes), job.dtype, takes_s)
+        if isinstance(job, Score):
+            return Scored(job.batch, tuple(_SECOND for segment in job.segments if segment.sample), takes_s)
         best = tuple(_BEST for segment in job.segments if segment.sample) if job.partial else ()
         tokens = tuple(_TOKEN if segment.sample else None for segment in job.segments)
         return Sampled(job.batch, tokens, takes_s, best=best)

@@ -58,8 +58,7 @@ def drive(shard: Shard[Any], segments: tuple[Segment, ...], dtype: str, row_byte
     """Once through the shard, and everything that it can find in the vocabulary."""
     rows = sum(segment.length for segment in segments)
     if shard.head is None:
-        shard.forward(segments, None, bytes(rows * row_bytes), dtype)
-        shard.score(segments)
+        shard.score(segments, shard.forward(segments, None, bytes(rows * row_bytes), dtype), dtype)
         return
     hidden = shard.forward(segments, (1,) * rows, None, dtype)
     if shard.head.own is not None:

@@ -69,7 +69,7 @@ class LocalRing:
     def parts(self, segments: Sequence[Segment], hidden: bytes) -> list[tuple[Best, Best]]:
         """After `forward`, by segment that wants a token: the best of the head's rows and of the others."""
         own = self.shards[0].sample_part(segments, hidden, self.dtype)
-        return list(zip(own, self.shards[-1].score(segments), strict=True))
+        return list(zip(own, self.shards[-1].score(segments, hidden, self.dtype), strict=True))
 
     def divided_answer(self, prompt: Sequence[int], count: int) -> tuple[list[int], set[int]]:
         """``count`` greedy tokens, each the better of two, and whose they were: 0 the head's, 1 the last member's."""

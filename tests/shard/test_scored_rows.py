@@ -150,7 +150,7 @@ def test_parts_on_mlx(case: str, folder: Checkpoints, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("backends", RINGS[:2])
 def test_rows_are_scored_as_they_travel(backends: Sequence[str], folder: Checkpoints) -> None:
-    """An edge in fewer bits than its members compute in: the last member sees what the head will see."""
+    """An edge in fewer bits than its members compute in: both score the same rows."""
     ring = LocalRing(folder("untied"), (2, 2), backends=backends, scored_percent=PERCENT)
     ring.dtype = "bfloat16"
     _assert_parts_are_the_whole(ring, close=1e-5)
@@ -160,13 +160,11 @@ def test_who_may_score_what(folder: Checkpoints) -> None:
     ring = LocalRing(folder("untied"), (1, 2, 1), scored_percent=PERCENT)
     head, middle, last = ring.shards
     assert middle.scored is None
-    with pytest.raises(ProtocolError, match="only the last member can score"):
-        last.score(ONE)
     hidden = ring.forward(ONE, [7])
     with pytest.raises(ProtocolError, match="only the last member can score"):
-        middle.score(ONE)
-    with pytest.raises(ProtocolError, match="another than it has computed"):
-        last.score(RAGGED)
+        middle.score(ONE, hidden, "float32")
+    with pytest.raises(ProtocolError, match="191 bytes, not 192"):
+        last.score(ONE, hidden[:-1], "float32")
     with pytest.raises(ProtocolError, match="only the head"):
         last.sample_part(ONE, hidden, "float32")
     with pytest.raises(ProtocolError, match="191 bytes, not 192"):
@@ -178,16 +176,7 @@ def test_who_may_score_what(folder: Checkpoints) -> None:
     assert ring.parts(unsampled, hidden) == []
 
 
-def test_only_the_rows_that_are_drawn_from_are_kept(folder: Checkpoints) -> None:
-    ring = LocalRing(folder("untied"), (2, 2), scored_percent=PERCENT)
-    ring.forward([Segment(0, 0, 9, sample=False), Segment(1, 0, 3, sample=True)], list(range(12)))
-    given = ring.shards[1]._given
-    assert given is not None
-    assert len(given.hidden) == 48 * 4
-    assert ring.shards[0]._given is None
-
-
-def test_without_a_division_nothing_is_held_or_kept(folder: Checkpoints) -> None:
+def test_without_a_division_nothing_is_held(folder: Checkpoints) -> None:
     ring = LocalRing(folder("untied"), (2, 2), dtype="bfloat16")
     ring.forward(ONE, [7])
     head, last = ring.shards
@@ -195,7 +184,6 @@ def test_without_a_division_nothing_is_held_or_kept(folder: Checkpoints) -> None
     assert head.head.own is None
     assert type(head.head.unembedding).__name__ == "PackedMatrix"
     assert last.scored is None
-    assert last._given is None
 
 
 @pytest.mark.parametrize("percent", [100, 300])
@@ -215,8 +203,7 @@ def _load(checkpoint: Checkpoint, *, head: bool = False, percent: int = PERCENT)
 def _scored(checkpoint: Checkpoint) -> tuple[Best, ...]:
     shard = _load(checkpoint)
     width = checkpoint.config.hidden
-    shard.forward(ONE, None, struct.pack(f"<{width}f", *(np.arange(width) % 7 - 3)), "float32")
-    return tuple(shard.score(ONE))
+    return tuple(shard.score(ONE, struct.pack(f"<{width}f", *(np.arange(width) % 7 - 3)), "float32"))
 
 
 @pytest.mark.parametrize("case", ["untied", "tied", "4 bits", "4 bits, tied"])

@@ -22,6 +22,7 @@ from kafila.shard.worker import (
     Result,
     Sample,
     Sampled,
+    Score,
     Scored,
     ShardWorker,
     Stage,
@@ -79,11 +80,11 @@ class FakeStage:
     ) -> Draws:
         return Draws((len(hidden),))
 
-    def score(self, segments: Sequence[Segment]) -> tuple[Best, ...]:
+    def score(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
         self.threads.add(threading.get_ident())
         if self.raises_scoring is not None:
             raise self.raises_scoring
-        return (Best(2.5, 90),) * sum(segment.sample for segment in segments)
+        return (Best(2.5, 90 + len(hidden)),) * sum(segment.sample for segment in segments)
 
     def sample_part(self, segments: Sequence[Segment], hidden: bytes, dtype: str) -> tuple[Best, ...]:
         if self.raises_scoring is not None:
@@ -298,17 +299,12 @@ def test_with_a_real_shard(tmp_path: Path, results: Results, start: Start) -> No
 TWO = (Segment(0, 3, 1, sample=True), Segment(2, 5, 1, sample=False), Segment(1, 4, 1, sample=True))
 
 
-def _scoring(batch: int) -> Forward:
-    return Forward(batch, TWO, None, b"abc", "float16", score=True)
-
-
-def test_rows_are_given_before_they_are_scored(stage: FakeStage, results: Results, start: Start) -> None:
+def test_scores_are_jobs_like_others(stage: FakeStage, results: Results, start: Start) -> None:
     worker = start(lambda: stage)
     results.next()
-    worker.submit(_scoring(1))
+    worker.submit(Score(1, TWO, b"abc", "float16"))
     worker.submit(_forward(2))
-    assert results.next() == Forwarded(1, b"abcfloat16", "float16", 1.0)
-    assert results.next() == Scored(1, (Best(2.5, 90), Best(2.5, 90)), 1.0)
+    assert results.next() == Scored(1, (Best(2.5, 93), Best(2.5, 93)), 1.0)
     assert results.next() == Forwarded(2, b"abcfloat16", "float16", 1.0)
     worker.stop()
     assert results.empty
@@ -319,27 +315,13 @@ def test_scoring_that_fails_fails_the_batch_and_no_other(stage: FakeStage, resul
     stage.raises_scoring = RuntimeError("out of memory")
     worker = start(lambda: stage)
     results.next()
-    worker.submit(_scoring(1))
+    worker.submit(Score(1, TWO, b"abc", "float16"))
     worker.submit(_forward(2))
-    assert isinstance(results.next(), Forwarded)
     failed = results.next()
     assert isinstance(failed, Failed)
     assert failed.batch == 1
     assert str(failed.error) == "fake failed at batch 1: out of memory"
     assert isinstance(results.next(), Forwarded)
-    worker.stop()
-
-
-def test_what_was_not_computed_is_not_scored(stage: FakeStage, results: Results, start: Start) -> None:
-    stage.raises = RuntimeError("gone")
-    worker = start(lambda: stage)
-    results.next()
-    worker.submit(_scoring(1))
-    worker.submit(Sample(2, ONE, (Sampling(),), b"abcd", "float16"))
-    failed = results.next()
-    assert isinstance(failed, Failed)
-    assert failed.batch == 1
-    assert isinstance(results.next(), Sampled)
     worker.stop()
 
 

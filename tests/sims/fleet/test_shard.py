@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from kafila.backend import Duty
 from kafila.scoring import better
-from kafila.shard.worker import Forward, Forwarded, Loaded, Result, Sample, Sampled, Scored
+from kafila.shard.worker import Forward, Forwarded, Job, Loaded, Result, Sample, Sampled, Score, Scored
 from kafila.types import BlockRange, Sampling, Segment
 from sims.fleet.device import Device
 from sims.fleet.shard import LOAD_BYTES_PER_S, SimulatedWorker
@@ -18,11 +18,12 @@ from sims.topology import VirtualNetwork
 MODEL = load_model("Qwen3-8B")
 DEVICE = Device(24 * 10**9, 400e9, 400e9, 50e-6, 100e12)
 SEGMENTS = (Segment(0, 5, 1, True), Segment(1, 7, 1, True))
-FORWARD = Forward(0, SEGMENTS, None, b"", "bfloat16", score=True)
+FORWARD = Forward(0, SEGMENTS, None, b"", "bfloat16")
+SCORE = Score(0, SEGMENTS, b"", "bfloat16")
 HEAD_S = MODEL.head_read_bytes / 400e9
 
 
-async def did(percent: int, *jobs: Forward | Sample, holds_head: bool) -> list[tuple[float, Result]]:
+async def did(percent: int, *jobs: Job, holds_head: bool) -> list[tuple[float, Result]]:
     """What came of jobs that were all there from the start, each with the time since loading."""
     found: list[tuple[float, Result]] = []
     net = VirtualNetwork(seed=1)
@@ -44,24 +45,20 @@ async def did(percent: int, *jobs: Forward | Sample, holds_head: bool) -> list[t
     return [(at - loaded_at, result) for at, result in found]
 
 
-async def test_rows_leave_before_they_are_scored_and_the_next_job_waits(autojump_clock: MockClock) -> None:
-    (sent_at, sent), (scored_at, scored), (next_at, _), (last_at, last) = await did(
-        40, FORWARD, FORWARD, holds_head=False
-    )
+async def test_scores_take_their_part_of_the_vocabulary_and_the_next_job_waits(autojump_clock: MockClock) -> None:
+    (sent_at, sent), (scored_at, scored), (next_at, _) = await did(40, FORWARD, SCORE, FORWARD, holds_head=False)
     assert isinstance(sent, Forwarded)
     assert isinstance(scored, Scored)
     assert len(scored.best) == 2
     assert sent_at == pytest.approx(DEVICE.forward_s(MODEL, 2, SEGMENTS, 2))
     assert scored_at - sent_at == pytest.approx(0.4 * HEAD_S)
     assert next_at == pytest.approx(scored_at + sent_at)
-    assert isinstance(last, Scored)
-    assert last_at == pytest.approx(2 * scored_at)
 
 
 async def test_the_head_draws_from_the_rest_and_the_better_is_what_it_would_have_drawn(
     autojump_clock: MockClock,
 ) -> None:
-    ((_, _), (_, scored)) = await did(40, FORWARD, holds_head=False)
+    ((_, scored),) = await did(40, SCORE, holds_head=False)
     assert isinstance(scored, Scored)
     samples = [Sample(0, SEGMENTS, (Sampling(),) * 2, b"", "bfloat16", partial=partial) for partial in (True, False)]
     (part_at, part), (whole_at, whole) = await did(40, *samples, holds_head=True)
