@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  - torch's own name for it
 from torch import Tensor
 
+from kafila.shard.workspace import INT8_ROWS
+
 if TYPE_CHECKING:
     PackedWeight = Any  # a C++ class that torch registers at run time
 else:
@@ -48,19 +50,38 @@ def packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
 
 
 @compiled
-def int8_linear(x: Tensor, weight: PackedWeight, bias: Optional[Tensor]) -> Tensor:
-    """``x`` (rows, inputs) float32 through a matrix of 8 bits whose outputs have one scale each.
-
-    A row is scaled to 63, its whole numbers are one row for the kernel and what is left, times 126, another: both lie
-    in 7 bits about the zero point 64. The weights are read once for both.
-    """
+def int8_rows(x: Tensor, weight: PackedWeight) -> Tensor:
+    """`int8_linear` of as many rows as are applied at once, without a bias."""
     rows = x.size(0)
     unit = torch.linalg.vector_norm(x, float("inf"), [-1], True).clamp_min_(1e-30).div_(63.0)
     scaled = x.div(unit)
     coarse = scaled.round()
     both = torch.cat([coarse, scaled.sub_(coarse).mul_(126.0)])
     sums: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, 1.0, 64, weight)
-    y = torch.add(sums.narrow(0, 0, rows), sums.narrow(0, rows, rows), alpha=1.0 / 126.0).mul_(unit)
+    return torch.add(sums.narrow(0, 0, rows), sums.narrow(0, rows, rows), alpha=1.0 / 126.0).mul_(unit)
+
+
+@compiled
+def int8_linear(x: Tensor, weight: PackedWeight, bias: Optional[Tensor], at_once: int = INT8_ROWS) -> Tensor:
+    """``x`` (rows, inputs) float32 through a matrix of 8 bits whose outputs have one scale each.
+
+    A row is scaled to 63, its whole numbers are one row for the kernel and what is left, times 126, another: both lie
+    in 7 bits about the zero point 64. The weights are read once for both.
+
+    Of an output the kernel takes four times the room of the number that comes of it, so that a prompt's rows go through
+    ``at_once`` at a time: every row's numbers are the same whatever is beside it.
+    """
+    rows = x.size(0)
+    y = x
+    for first in range(0, rows, at_once):
+        count = min(at_once, rows - first)
+        part = int8_rows(x if count == rows else x.narrow(0, first, count), weight)
+        if count == rows:
+            y = part
+        else:
+            if first == 0:
+                y = part.new_empty([rows, part.size(1)])
+            y.narrow(0, first, count).copy_(part)
     return y if bias is None else y.add_(bias)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -126,6 +126,8 @@ class MatrixMaker:
     """Likewise, its integer kernels."""
     int4: bool
     """Likewise, torch's for 4 bits."""
+    scratch: few_bits.Scratch = field(default_factory=few_bits.Scratch, compare=False, repr=False)
+    """Of all its matrices, which one thread uses."""
 
     def bytes(self, outputs: int, inputs: int, stored: Affine | None) -> int:
         """`Ops.matrix_bytes`: packed matrices are padded; those of most models fit without."""
@@ -205,7 +207,7 @@ class MatrixMaker:
             return few_bits.row_matrix
         if self.int4 and few_bits.takes_int4(tensor.bits, tensor.group_size, tensor.outputs):
             return few_bits.int4_matrix
-        return partial(few_bits.CodesMatrix, device=self.device, dtype=self.dtype)
+        return partial(few_bits.CodesMatrix, device=self.device, dtype=self.dtype, scratch=self.scratch)
 
 
 def on_host(host: HostTensor) -> Tensor:

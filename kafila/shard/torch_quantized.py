@@ -67,12 +67,41 @@ class Int4Matrix:
         return kernels.int4_linear(x, self.planes, self.group, self.bias)
 
 
+class Scratch:
+    """Room in main memory that is used again and again by one thread.
+
+    Weights that are unpacked to memory asked for anew each time left more and more of the C library's heap in holes:
+    glibc before 2.38 does not give an aligned piece's place to the next of its size. Tokens alone took 60 MB so.
+    """
+
+    __slots__ = ("_room",)
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0)
+
+    def of(self, shape: torch.Size) -> Tensor:
+        """Float32 of this shape, whose values are anything, until the next call."""
+        count = shape.numel()
+        if self._room.numel() < count:
+            self._room = torch.empty(count)
+        return self._room[:count].view(shape)
+
+
 class CodesMatrix:
     """Codes of a byte or half of one, unpacked on every use; on any device, for activations of any dtype."""
 
-    __slots__ = ("bias", "biases", "codes", "group", "halves", "scales")
+    __slots__ = ("_scratch", "bias", "biases", "codes", "group", "halves", "scales")
 
-    def __init__(self, tensor: QuantizedTensor, bias: Tensor | None, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tensor: QuantizedTensor,
+        bias: Tensor | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        scratch: Scratch | None = None,
+    ) -> None:
+        """``scratch``: where weights are unpacked to on a CPU; None: wherever there is room."""
+        self._scratch = scratch if device.type == "cpu" else None
         codes = unpack_codes(tensor)
         self.halves = tensor.bits <= 4
         if self.halves:
@@ -85,11 +114,14 @@ class CodesMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         """(rows, inputs) to (rows, outputs)."""
         at_once = max(1, UNPACKED_AT_ONCE[0 if x.device.type == "cpu" else 1] // x.size(1))
-        parts = [
-            F.linear(x, self._unpacked(slice(first, first + at_once)).to(x.dtype))
-            for first in range(0, self.codes.size(0), at_once)
-        ]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        outputs = self.codes.size(0)
+        if outputs <= at_once:
+            y = F.linear(x, self._unpacked(slice(None), self._scratch).to(x.dtype))
+        else:  # each part to its place at once, so that outputs are not there twice
+            y = x.new_empty(x.size(0), outputs)
+            for first in range(0, outputs, at_once):
+                some = slice(first, first + at_once)
+                y[:, some] = F.linear(x, self._unpacked(some, self._scratch).to(x.dtype))
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
     def first(self, count: int) -> CodesMatrix:
@@ -101,15 +133,17 @@ class CodesMatrix:
 
     def rows(self, index: Tensor) -> Tensor:
         """The weights of some outputs, which are an embedding's rows."""
-        return self._unpacked(index)
+        return self._unpacked(index, None)
 
-    def _unpacked(self, outputs: slice | Tensor) -> Tensor:
+    def _unpacked(self, outputs: slice | Tensor, scratch: Scratch | None) -> Tensor:
         codes = self.codes[outputs]
         if self.halves:
             codes = torch.stack((codes & 15, codes >> 4), -1)
         scales, biases = self.scales[outputs], self.biases[outputs]
         grouped = codes.view(scales.size(0), scales.size(1), self.group)
-        return torch.addcmul(biases.float().unsqueeze(-1), grouped.float(), scales.float().unsqueeze(-1)).flatten(1)
+        values = grouped.float() if scratch is None else scratch.of(grouped.shape).copy_(grouped)
+        torch.addcmul(biases.float().unsqueeze(-1), values, scales.float().unsqueeze(-1), out=values)
+        return values.flatten(1)
 
 
 def _constant(host: HostTensor, dtype: torch.dtype) -> Tensor:

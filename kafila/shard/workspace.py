@@ -24,9 +24,18 @@ UNPACKED_AT_ONCE = (1 << 21, 1 << 23)
 """Weights in few bits that are unpacked at a time, on a CPU and elsewhere (``torch_quantized``)."""
 CAPPED_ROWS = 64
 """Rows whose attention scores are in memory at once where scores are capped (``torch_kernels``, ``mlx_ops``)."""
-LIBRARY_BYTES = 43 << 20
-"""A tensor library's own code as it is paged in by use (13 MB of torch's), buffers of its threads, and the holes that
-passes of changing sizes leave in the heap (10 to 28 MB)."""
+INT8_ROWS = 120
+"""Rows that go through a matrix of 8 bits at once (``torch_kernels.int8_linear``): two for each, as FBGEMM packs 120 of
+them at a time on AVX2."""
+LIBRARY_BYTES = 52 << 20
+"""What using a tensor library takes of main memory besides: its code as it is paged in (10 MB of torch's beyond what
+importing it has), what becomes of compiled functions and their first runs, copies that its kernels make of what they
+multiply (10 MB each), and the holes that passes of changing sizes leave in the heap (6 to 20 MB: as pieces happen to
+lie, which differs from run to run with the addresses that a process is given)."""
+LIBRARY_LOADING_BYTES = 16 << 20
+"""As much of it as loading has used (8 MB)."""
+LIBRARY_DEVICE_BYTES = 43 << 20
+"""Likewise on a device with memory of its own, always: cuBLAS keeps 32 MiB on some."""
 _FLOAT = 4
 
 
@@ -56,9 +65,12 @@ def workspace_bytes(config: DecoderConfig, *, context: int, slots: int, on_host:
 
     ``on_host``: the device's memory is main memory.
     """
-    serving = _pass_bytes(config, context, slots) + _draw_bytes(config, slots)
-    serving += _unpacked_bytes(config, on_host) + (_rows_bytes(config, slots) if on_host else 0)
-    return LIBRARY_BYTES + _rope_bytes(config, context) + max(_loading_bytes(config), serving)
+    serving = _pass_bytes(config, context, slots) + _draw_bytes(config, slots) + _unpacked_bytes(config, on_host)
+    rope, loading = _rope_bytes(config, context), _loading_bytes(config)
+    if not on_host:
+        return LIBRARY_DEVICE_BYTES + rope + max(loading, serving)
+    serving += _rows_bytes(config, slots)
+    return rope + max(LIBRARY_LOADING_BYTES + loading, LIBRARY_BYTES + serving)
 
 
 def _loading_bytes(config: DecoderConfig) -> int:
@@ -97,14 +109,13 @@ def _unpacked_bytes(config: DecoderConfig, on_host: bool) -> int:
 
 def _rows_bytes(config: DecoderConfig, slots: int) -> int:
     """What the integer kernels of `torch_kernels.int8_linear` take besides activations: of every input the number twice
-    in floats, coarse and fine, both together and in a byte; of every output two sums in 32 bits and in floats. Three
-    tenths more for what so many pieces of different sizes leave free between them: by as much runs differ."""
+    in floats, coarse and fine, both together and in a byte; of every output two sums in 32 bits and in floats."""
     mlp = config.intermediate
     shapes = {"up_proj": (2 * mlp, config.hidden), "down_proj": (config.hidden, mlp)}
     forms = ((weight_format(config, mlp_weight(config, name)), shape) for name, shape in shapes.items())
-    return (PASS_ROWS + slots) * max(
+    return min(INT8_ROWS, PASS_ROWS + slots) * max(
         (
-            26 * outputs + 23 * inputs
+            16 * outputs + 18 * inputs
             for form, (outputs, inputs) in forms
             if form is not None and form.bits == 8 and not form.group_size
         ),

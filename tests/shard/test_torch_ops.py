@@ -21,11 +21,12 @@ from kafila.shard import torch_kernels as kernels
 from kafila.shard.config import parse_config
 from kafila.shard.formats import Affine
 from kafila.shard.ops import AttentionShape, HostTensor
-from kafila.shard.quantize import quantize
+from kafila.shard.quantize import dequantize, quantize
 from kafila.shard.rope import LinearRope, Llama3Rope
 from kafila.shard.torch_matrices import DenseMatrix, PackedMatrix, StackedMatrix
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.torch_quantized import CodesMatrix
+from kafila.shard.torch_quantized import CodesMatrix, RowMatrix, Scratch
+from kafila.shard.workspace import INT8_ROWS
 from tests.shard.test_config import LLAMA, LLAMA3
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -177,6 +178,40 @@ def test_a_table_in_few_bits_is_divided_in_its_own_memory() -> None:
     assert own.codes.data_ptr() == table.codes.data_ptr()
     x = _random(3, 64, seed=5)
     torch.testing.assert_close(own(x), whole(x)[:, :64])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_through_a_matrix_of_8_bits_are_the_same_whatever_is_beside_them(*, bias: bool) -> None:
+    """More of them than are applied at once."""
+    own = [HostTensor("F32", np.arange(24, dtype=np.float32))] if bias else None
+    matrix = _ops("bfloat16").matrix([quantize(_host(_random(24, 64, seed=1)), Affine(8, 0))], own)
+    assert isinstance(matrix, RowMatrix)
+    for rows in (INT8_ROWS, INT8_ROWS + 1, 2 * INT8_ROWS + 7):
+        x = _random(rows, 64, seed=rows)
+        assert torch.equal(matrix(x), torch.cat([matrix(x[row : row + 1]) for row in range(rows)]))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_matrices_unpack_to_the_same_room_in_turn(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """By the tensors' own values, in parts and whole."""
+    tensors = [quantize(_host(_random(outputs, 64, seed=outputs)), Affine(bits, 32)) for outputs in (40, 200)]
+    ops = _ops()
+    matrices = [ops.matrix([tensor], None) for tensor in tensors]
+    x = _random(3, 64, seed=5)
+    expected = [F.linear(x, torch.from_numpy(dequantize(tensor))) for tensor in tensors]
+    for at_once in (1 << 21, 64 * 48):
+        monkeypatch.setattr("kafila.shard.torch_quantized.UNPACKED_AT_ONCE", (at_once, at_once))
+        with ops.scope():
+            found = [matrix(x) for matrix in matrices]
+        for mine, right in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, right)
+
+
+def test_room_is_made_once() -> None:
+    scratch = Scratch()
+    large = scratch.of(torch.Size((4, 5)))
+    assert scratch.of(torch.Size((2, 3))).shape == (2, 3)
+    assert scratch.of(torch.Size((20,))).data_ptr() == large.data_ptr()
 
 
 def test_values_beyond_half_precision_are_kept_in_bfloat16() -> None:

@@ -19,7 +19,7 @@ from kafila.shard.config import parse_config
 from kafila.shard.manifest import CODES, STORED_BYTES, model_manifest, stored_tensors, weight_format
 from kafila.shard.schemes import with_scheme
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.workspace import LIBRARY_BYTES, block_memory_bytes, head_memory_bytes, workspace_bytes
+from kafila.shard.workspace import LIBRARY_LOADING_BYTES, block_memory_bytes, head_memory_bytes, workspace_bytes
 from kafila.types import scored_from
 from tests.shard.test_config import LLAMA
 
@@ -60,6 +60,8 @@ def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int, **co
         header[name] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [end, end + size]}
         end += size
     encoded = json.dumps(header).encode()
+    # As all writers pad it: of an embedding that lies across its numbers' bounds a copy is made (`load.map_tensor`).
+    encoded += b" " * (-len(encoded) % 8)
     pattern = (np.random.default_rng(0).standard_normal(1 << 20, np.float32) * 0.03).view(np.uint32) >> 16
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
@@ -137,4 +139,4 @@ def test_rows_that_a_last_member_scores_are_at_most_its_percentage_and_where_the
     assert own + others == whole
     admitted = rows_bytes(head_memory_bytes(ops, config), percent)
     assert others + config.hidden * 4 - admitted <= 64 * whole // config.vocab + config.hidden * 4
-    assert others + config.hidden * 4 - admitted < LIBRARY_BYTES / 100
+    assert others + config.hidden * 4 - admitted < LIBRARY_LOADING_BYTES / 100
