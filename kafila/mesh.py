@@ -190,13 +190,19 @@ class Mesh:
             sender = sender_of(data)
             link = None if sender is None else self._links.get(sender)
         elif kind is Kind.QUIC or kind is Kind.EARLY:
-            link = next((link for link in self._links.values() if link.paths.owns(source)), None)
+            link = self._owner(source)
         else:
             link = None
         if link is None:
             self.dropped += 1
         else:
             self._from_peer(link, data, source, now)
+
+    def _owner(self, source: Address) -> _Link | None:
+        for link in self._links.values():
+            if link.paths.owns(source):
+                return link
+        return None
 
     def begin_birthday(self, peer: NodeId, role: BirthdayRole, now: float, sockets: int = 0) -> bool:
         """Try birthday probing towards a peer (``nat/birthday.py``) with so many extra sockets; whether it began."""

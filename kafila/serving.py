@@ -50,6 +50,7 @@ class ServingRing:
         self.loaded = trio.Event()
         """Set once the worker holds its shard."""
         self._place = place
+        self._before, self._after = place.before, place.after  # asked for with every message
         self._mesh = mesh
         self._recorder = recorder
         self._poke = poke
@@ -107,7 +108,7 @@ class ServingRing:
     def receive(self, sender: NodeId, data: bytes, *, bulk: bool) -> None:
         """A message of a ring neighbour's, or of a guest's. In a ring of two the neighbour is both the one before and
         the one after."""
-        if self._stage is not None and sender == self._place.before:
+        if self._stage is not None and sender == self._before:
             self._stage.receive(bulk, data, trio.current_time())
         elif isinstance(self._stage, Head) and not bulk:
             self._stage.receive_guest(sender, data, trio.current_time())
@@ -136,7 +137,7 @@ class ServingRing:
 
     def _look_at_edge(self, stage: Stage, now: float) -> None:
         self._edge_due = now + EDGE_LOOK_S
-        if (state := self._mesh.link_state(self._place.after)) is not None:
+        if (state := self._mesh.link_state(self._after)) is not None:
             stage.edge_seen(state.kind, state.rtt_s, now)
 
     def drain(self) -> None:
@@ -152,7 +153,7 @@ class ServingRing:
             except DeviceError as error:
                 self._on_broken(str(error))
         while (send := stage.next_send()) is not None:
-            self._mesh.send(send.guest or self._place.after, send.data, bulk=send.bulk)
+            self._mesh.send(send.guest or self._after, send.data, bulk=send.bulk)
         while (event := stage.next_event()) is not None:
             self._heard(event)
 

@@ -104,7 +104,8 @@ class Sharing:
 
     def batch_passed(self) -> None:
         """An answer's rows came by: pieces make room."""
-        self._giver.batch_passed(trio.current_time())
+        if self._giver.willing:
+            self._giver.batch_passed(trio.current_time())
 
     def receive(self, peer: NodeId, data: bytes) -> None:
         """A message that `is_parts`, of somebody linked with this member. Never raises, whatever the bytes."""

@@ -206,7 +206,7 @@ class Giver:
     """What neighbours want of this member, one thing at a time."""
 
     def __init__(self, *, willing: bool) -> None:
-        self._willing = willing
+        self.willing = willing
         self._queues: dict[NodeId, deque[Want]] = {}
         """In the order of their turns."""
         self._batch_at = float("-inf")
@@ -219,7 +219,7 @@ class Giver:
 
     def receive(self, peer: NodeId, want: Want) -> Refuse | None:
         """Queue a want, or say no."""
-        if not self._willing:
+        if not self.willing:
             return Refuse(want.number, Withheld.NOT_SHARING)
         queue = self._queues.setdefault(peer, deque())
         if len(queue) >= ASKED_AT_ONCE:

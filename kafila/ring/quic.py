@@ -249,7 +249,7 @@ class QuicConnection:
         if self.buffered_bytes + len(framed) > MAX_BUFFERED_BYTES:
             self._close_core("the peer stopped reading")
         elif self._established and self._core is not None:
-            self._core.send_stream_data(self._outgoing[stream], framed)
+            self._core.send_data(self._outgoing[stream], framed)
         else:
             self._held.append((stream, framed))
             self._held_bytes += len(framed)

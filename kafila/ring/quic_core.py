@@ -137,7 +137,10 @@ class CoreConnection(AioquicConnection):
     @property
     def unacknowledged_bytes(self) -> int:
         """Stream bytes handed over and not yet acknowledged."""
-        return sum(len(stream.sender._buffer) for stream in self._streams.values())
+        total = 0
+        for stream in self._streams.values():  # a generator would cost more than what it adds up: once a message
+            total += len(stream.sender._buffer)
+        return total
 
     @property
     def awaits_answer(self) -> bool:
@@ -153,6 +156,13 @@ class CoreConnection(AioquicConnection):
     def has_news(self) -> bool:
         """Whether there are events to collect, or an end to notice."""
         return bool(self._events) or self._close_event is not None
+
+    def send_data(self, stream_id: int, data: bytes) -> None:
+        """As ``send_stream_data``, which looks up again whether a stream that is there may be written to."""
+        if (stream := self._streams.get(stream_id)) is None:
+            self.send_stream_data(stream_id, data)
+        else:
+            stream.sender.write(data)
 
     def take(self, datagram: bytes, now: float) -> None:
         """One datagram came."""

@@ -18,10 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aioquic._crypto import AEAD, CryptoError, HeaderProtection
-from aioquic.buffer import (  # type: ignore[attr-defined]  # Buffer's home; re-exported without saying so
-    Buffer,
-    encode_uint_var,
-)
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # its home; re-exported without saying so
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnectionState
 from aioquic.quic.crypto import CryptoContext
@@ -47,12 +44,16 @@ _SAMPLE_AT = _NUMBER_AT + 4  # RFC 9001 section 5.4.2: as if the number took fou
 _SAMPLE_STOP = _SAMPLE_AT + 16
 _SEALED_SAMPLE = slice(_SAMPLE_AT - _HEADER_BYTES, _SAMPLE_STOP - _HEADER_BYTES)
 
+# The one shape of each frame that is written here, and read without the library: integers as long as they can be (RFC
+# 9000 section 16 allows that), so that one call packs or unpacks it all. Eight bytes have the top bits 11, four 10, two
+# 01, one 00.
+#
+# ACK: kind, largest number (eight bytes), delay (four), no further ranges, first range (eight).
+_ACK_FRAME = struct.Struct(">BQIBQ")
 _ACK = 0x02
-_ACK_KIND = bytes((_ACK,))
-
-# The one shape of a STREAM frame that is written and read here: with offset and length, without FIN, and its integers
-# as long as they can be (RFC 9000 section 16 allows that), so that one call packs or unpacks it all. Kind, stream id
-# (under 64: one byte), offset (eight bytes, top bits 11), length (two bytes, top bits 01).
+_FOUR_BYTES = 0b10 << 30
+_FOUR_BYTES_MASK = _FOUR_BYTES - 1 >> 1
+# STREAM, with offset and length, without FIN: kind, stream id (under 64: one byte), offset (eight), length (two).
 _STREAM_HEADER = struct.Struct(">BBQH")
 _STREAM = 0x08 | 0x04 | 0x02
 _EIGHT_BYTES = 0b11 << 62
@@ -216,7 +217,7 @@ class FastConnection(CoreConnection):
         packets = min(self._window(), self._pacer.allowance(now)) // self._max_datagram_size
         room = packets * (self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES - _STREAM_HEADER.size)
         pieces: deque[_Piece] = deque()
-        for stream in sorted(sources, key=_stream_number):
+        for stream in sorted(sources, key=_stream_number) if len(sources) > 1 else sources:
             sender = stream.sender
             while room > 0:
                 highest = sender.highest_offset
@@ -227,25 +228,25 @@ class FastConnection(CoreConnection):
                 self._remote_max_data_used += sender.highest_offset - highest
                 pieces.append(_Piece(sender, _stream_number(stream), frame.offset, memoryview(frame.data)))
                 room -= len(frame.data)
+                if not len(sender._pending):
+                    sender.buffer_is_empty = True  # as the library notes when it is asked in vain
+                    break
         return pieces
 
     def _write_ack(self, packet: QuicSentPacket, frames: list[bytes | memoryview], now: float) -> int:
         space = self._space
         numbers = space.ack_queue[0]
         delay_us = int((now - (space.largest_received_time or now)) * 1_000_000)
-        frame = b"".join(
-            (
-                _ACK_KIND,
-                encode_uint_var(numbers.stop - 1),
-                encode_uint_var(delay_us >> self._local_ack_delay_exponent),
-                b"\0",  # no further ranges
-                encode_uint_var(numbers.stop - 1 - numbers.start),
+        delay = min(max(delay_us, 0) >> self._local_ack_delay_exponent, _FOUR_BYTES_MASK)
+        largest = numbers.stop - 1
+        frames.append(
+            _ACK_FRAME.pack(
+                _ACK, _EIGHT_BYTES | largest, _FOUR_BYTES | delay, 0, _EIGHT_BYTES | largest - numbers.start
             )
         )
-        frames.append(frame)
         packet.delivery_handlers.append((self._on_ack_delivery, (space, space.largest_received_packet)))
         space.ack_at = None
-        return len(frame)
+        return _ACK_FRAME.size
 
     def _sealer(self) -> Callable[[int, bytes], bytes]:
         """Makes datagrams of packet numbers and payloads (RFC 9001 sections 5.3 and 5.4), under the present keys."""
@@ -302,10 +303,7 @@ class FastConnection(CoreConnection):
         frames: list[tuple[QuicStream, QuicStreamFrame]] = []
         try:
             if payload[0] == _ACK:
-                buffer = Buffer(data=payload)
-                buffer.seek(1)
-                acknowledged, ack_delay = pull_ack_frame(buffer)
-                at = buffer.tell()
+                acknowledged, ack_delay, at = _read_ack(payload)
             while at < len(payload):
                 kind, stream_id, offset, size = _STREAM_HEADER.unpack_from(payload, at)
                 stream = self._streams.get(stream_id)
@@ -358,6 +356,19 @@ class FastConnection(CoreConnection):
             space.ack_queue.shift()
         if asks_for_answer and space.ack_at is None:
             space.ack_at = now + self._ack_delay
+
+
+def _read_ack(payload: bytes) -> tuple[RangeSet, int, int]:
+    """The numbers acknowledged, the delay as it is encoded, and where the frame ends. Raises ValueError for one that is
+    damaged."""
+    if len(payload) >= _ACK_FRAME.size:
+        _, largest, delay, further, first = _ACK_FRAME.unpack_from(payload)
+        largest, delay, first = largest ^ _EIGHT_BYTES, delay ^ _FOUR_BYTES, first ^ _EIGHT_BYTES
+        if first <= largest < 1 << 62 and delay <= _FOUR_BYTES_MASK and not further:
+            return RangeSet([range(largest - first, largest + 1)]), delay, _ACK_FRAME.size
+    buffer = Buffer(data=payload)
+    buffer.seek(1)
+    return *pull_ack_frame(buffer), buffer.tell()
 
 
 def _write_stream(packet: QuicSentPacket, frames: list[bytes | memoryview], pieces: deque[_Piece], room: int) -> int:
