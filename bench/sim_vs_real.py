@@ -136,7 +136,7 @@ def simulated(
     }
     fleet = read_fleet(Section(table, "processes", {"name", "member"}))
     devices = [Device(64 * 10**9, rate, rate, 0.0, rate * 50) for rate in rates]
-    trial = Trial("processes", str(folder), Net.OVERHEAD, shares=tuple(shares), context=CONTEXT)
+    trial = Trial("processes", str(folder), Net.OVERHEAD, shares=tuple(shares), context=CONTEXT, divide_head=True)
     outcome = run_fleet(trial, fleet, devices, edge_s=edge_s)
     if not isinstance(outcome, Outcome):
         raise SystemExit(f"the simulated session was declined: {outcome.text}")
