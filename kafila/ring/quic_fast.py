@@ -18,11 +18,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aioquic._crypto import AEAD, CryptoError, HeaderProtection
-from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # its home; re-exported without saying so
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnectionState
 from aioquic.quic.crypto import CryptoContext
-from aioquic.quic.packet import QuicPacketType, QuicStreamFrame, decode_packet_number, pull_ack_frame
+from aioquic.quic.packet import QuicPacketType, QuicStreamFrame, decode_packet_number
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import MAX_ACK_RANGES
@@ -30,6 +29,15 @@ from aioquic.quic.stream import QuicStream, QuicStreamSender
 from aioquic.tls import Epoch
 
 from kafila.ring.quic_core import CoreConnection
+from kafila.ring.quic_frames import (
+    ACK,
+    ACK_BYTES,
+    STREAM_HEADER_BYTES,
+    ack_frame,
+    read_ack,
+    read_stream_header,
+    stream_header,
+)
 from kafila.ring.quic_retry import CONNECTION_ID_BYTES, Accept
 
 _LONG_HEADER = 0x80
@@ -43,22 +51,6 @@ _TAG_BYTES = 16
 _SAMPLE_AT = _NUMBER_AT + 4  # RFC 9001 section 5.4.2: as if the number took four bytes
 _SAMPLE_STOP = _SAMPLE_AT + 16
 _SEALED_SAMPLE = slice(_SAMPLE_AT - _HEADER_BYTES, _SAMPLE_STOP - _HEADER_BYTES)
-
-# The one shape of each frame that is written here, and read without the library: integers as long as they can be (RFC
-# 9000 section 16 allows that), so that one call packs or unpacks it all. Eight bytes have the top bits 11, four 10, two
-# 01, one 00.
-#
-# ACK: kind, largest number (eight bytes), delay (four), no further ranges, first range (eight).
-_ACK_FRAME = struct.Struct(">BQIBQ")
-_ACK = 0x02
-_FOUR_BYTES = 0b10 << 30
-_FOUR_BYTES_MASK = _FOUR_BYTES - 1 >> 1
-# STREAM, with offset and length, without FIN: kind, stream id (under 64: one byte), offset (eight), length (two).
-_STREAM_HEADER = struct.Struct(">BBQH")
-_STREAM = 0x08 | 0x04 | 0x02
-_EIGHT_BYTES = 0b11 << 62
-_TWO_BYTES = 0b01 << 14
-_SIZE_MASK = _TWO_BYTES - 1
 
 
 class _Piece(NamedTuple):
@@ -198,7 +190,7 @@ class FastConnection(CoreConnection):
             if acknowledge:
                 room -= self._write_ack(packet, frames, now)
                 acknowledge = False
-            while pieces and room > _STREAM_HEADER.size:
+            while pieces and room > STREAM_HEADER_BYTES:
                 room -= _write_stream(packet, frames, pieces, room)
             datagram = seal(packet.packet_number, b"".join(frames))
             datagrams.append(datagram)
@@ -215,7 +207,7 @@ class FastConnection(CoreConnection):
         """The stream bytes that may leave now, control before bulk. An acknowledgement that goes along may push the
         last of them into one datagram more than the window has room for."""
         packets = min(self._window(), self._pacer.allowance(now)) // self._max_datagram_size
-        room = packets * (self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES - _STREAM_HEADER.size)
+        room = packets * (self._max_datagram_size - _HEADER_BYTES - _TAG_BYTES - STREAM_HEADER_BYTES)
         pieces: deque[_Piece] = deque()
         for stream in sorted(sources, key=_stream_number) if len(sources) > 1 else sources:
             sender = stream.sender
@@ -237,16 +229,10 @@ class FastConnection(CoreConnection):
         space = self._space
         numbers = space.ack_queue[0]
         delay_us = int((now - (space.largest_received_time or now)) * 1_000_000)
-        delay = min(max(delay_us, 0) >> self._local_ack_delay_exponent, _FOUR_BYTES_MASK)
-        largest = numbers.stop - 1
-        frames.append(
-            _ACK_FRAME.pack(
-                _ACK, _EIGHT_BYTES | largest, _FOUR_BYTES | delay, 0, _EIGHT_BYTES | largest - numbers.start
-            )
-        )
+        frames.append(ack_frame(numbers, delay_us >> self._local_ack_delay_exponent))
         packet.delivery_handlers.append((self._on_ack_delivery, (space, space.largest_received_packet)))
         space.ack_at = None
-        return _ACK_FRAME.size
+        return ACK_BYTES
 
     def _sealer(self) -> Callable[[int, bytes], bytes]:
         """Makes datagrams of packet numbers and payloads (RFC 9001 sections 5.3 and 5.4), under the present keys."""
@@ -302,15 +288,14 @@ class FastConnection(CoreConnection):
         acknowledged, ack_delay, at = None, 0, 0
         frames: list[tuple[QuicStream, QuicStreamFrame]] = []
         try:
-            if payload[0] == _ACK:
-                acknowledged, ack_delay, at = _read_ack(payload)
+            if payload[0] == ACK:
+                acknowledged, ack_delay, at = read_ack(payload)
             while at < len(payload):
-                kind, stream_id, offset, size = _STREAM_HEADER.unpack_from(payload, at)
-                stream = self._streams.get(stream_id)
-                if kind != _STREAM or offset < _EIGHT_BYTES or size & ~_SIZE_MASK != _TWO_BYTES or stream is None:
+                header = read_stream_header(payload, at)
+                if header is None or (stream := self._streams.get(header[0])) is None:
                     return None
-                offset, size = offset ^ _EIGHT_BYTES, size & _SIZE_MASK
-                at += _STREAM_HEADER.size
+                _, offset, size = header
+                at += STREAM_HEADER_BYTES
                 data = payload[at : at + size]
                 if len(data) != size or offset + size > stream.max_stream_data_local:  # 0 for a stream of ours
                     return None
@@ -358,32 +343,19 @@ class FastConnection(CoreConnection):
             space.ack_at = now + self._ack_delay
 
 
-def _read_ack(payload: bytes) -> tuple[RangeSet, int, int]:
-    """The numbers acknowledged, the delay as it is encoded, and where the frame ends. Raises ValueError for one that is
-    damaged."""
-    if len(payload) >= _ACK_FRAME.size:
-        _, largest, delay, further, first = _ACK_FRAME.unpack_from(payload)
-        largest, delay, first = largest ^ _EIGHT_BYTES, delay ^ _FOUR_BYTES, first ^ _EIGHT_BYTES
-        if first <= largest < 1 << 62 and delay <= _FOUR_BYTES_MASK and not further:
-            return RangeSet([range(largest - first, largest + 1)]), delay, _ACK_FRAME.size
-    buffer = Buffer(data=payload)
-    buffer.seek(1)
-    return *pull_ack_frame(buffer), buffer.tell()
-
-
 def _write_stream(packet: QuicSentPacket, frames: list[bytes | memoryview], pieces: deque[_Piece], room: int) -> int:
     """What fits of the first piece; how much room that takes."""
     sender, stream_id, offset, data = pieces.popleft()
-    size = room - _STREAM_HEADER.size
+    size = room - STREAM_HEADER_BYTES
     if size < len(data):
         pieces.appendleft(_Piece(sender, stream_id, offset + size, data[size:]))
         data = data[:size]
     size = len(data)
-    frames.append(_STREAM_HEADER.pack(_STREAM, stream_id, _EIGHT_BYTES | offset, _TWO_BYTES | size))
+    frames.append(stream_header(stream_id, offset, size))
     frames.append(data)
     packet.in_flight = packet.is_ack_eliciting = True
     packet.delivery_handlers.append((sender.on_data_delivery, (offset, offset + size, False)))
-    return _STREAM_HEADER.size + size
+    return STREAM_HEADER_BYTES + size
 
 
 def _protection(keys: CryptoContext) -> tuple[AEAD, HeaderProtection]:
