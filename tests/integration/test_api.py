@@ -186,7 +186,8 @@ async def _curl(urls: Sequence[str], large: Path) -> None:
     assert (await curl(chat, *key, "-d", "{"))[0] == 400
     assert (await curl("--http2", f"{urls[0]}v1/models", *key))[0] == 200
     facts = json.loads((await curl(f"{urls[1]}ring"))[1])
-    assert [member["name"] for member in facts["members"]] == ["m0", "m1"]
+    # Which of them holds the head, their speeds decide, and other tests run beside these processes.
+    assert {member["name"] for member in facts["members"]} == {"m0", "m1"}
     assert [edge["kind"] for edge in facts["edges"]] == ["direct", "direct"]
     assert all(edge["measured"] for edge in facts["edges"])
     assert facts["tokens"] == 5
