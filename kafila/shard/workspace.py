@@ -25,8 +25,8 @@ UNPACKED_AT_ONCE = (1 << 21, 1 << 23)
 CAPPED_ROWS = 64
 """Rows whose attention scores are in memory at once where scores are capped (``torch_kernels``, ``mlx_ops``)."""
 INT8_ROWS = 128
-"""Rows that go through a matrix of 8 bits at once (``torch_kernels.int8_linear``): a quarter of the longest chunk, for a
-quarter of its room and a twelfth of its speed."""
+"""Rows that go through a matrix of 8 bits at once (``torch_kernels.int8_linear``): a quarter of the longest chunk, for
+a quarter of its room and a twelfth of its speed."""
 LIBRARY_BYTES = 52 << 20
 """What using a tensor library takes of main memory besides: its code as it is paged in (10 MB of torch's beyond what
 importing it has), what becomes of compiled functions and their first runs, copies that its kernels make of what they
