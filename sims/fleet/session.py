@@ -35,6 +35,8 @@ RUBBISH = 100_000
 """Objects made before the collector looks for cycles: a session makes few, and looking takes a tenth of its time."""
 CROWDS = 2
 """How often all users ask at once; the first time is discarded."""
+OVERLAP_TOKENS = 8
+"""Tokens that each user gets while all are being answered, at least: a rate over a round or two says where it began."""
 SETTLE_S = 6.0
 """After forming, before the first question is asked: paths that can be direct are so by then."""
 
@@ -199,8 +201,8 @@ class _Session:
     async def _crowd(self, head: Member) -> float:
         """Everybody asks at once; tokens per second while all are being answered.
 
-        The last one's prompt is read in beside the others' answers, and those may be over by then: longer ones are
-        asked for until all overlap.
+        The last one's prompt is read in beside the others' answers, and those may be over by then, or nearly: longer
+        ones are asked for until all overlap for long enough.
         """
         tokens = self._trial.answer_tokens
         most = self._trial.context - self._trial.prompt_tokens
@@ -226,9 +228,10 @@ class _Session:
         start, stop = max(first for first, _ in times), min(last for _, last in times)
         decoded = [(at, facts) for at, facts in head.facts.of("batch") if at >= began and facts["phase"] == "decode"]
         inside = [(at, int(facts["rows"])) for at, facts in decoded if start < at <= stop]
-        if len(inside) < 2:
+        tokens = sum(rows for _, rows in inside[1:])
+        if tokens < OVERLAP_TOKENS * self._trial.users:
             return None
-        return sum(rows for _, rows in inside[1:]) / (inside[-1][0] - inside[0][0])
+        return tokens / (inside[-1][0] - inside[0][0])
 
     async def _soak(self, duration_s: float) -> None:
         """Every user asks again and again."""
