@@ -307,9 +307,8 @@ class Head(Stage):
 
     def _activation(self, frame: Activation) -> None:
         circuit = self._circuits.get(frame.batch)
-        if circuit is None or frame.segments != circuit.batch.segments or circuit.hop_us:
-            raise ProtocolError("a batch came back that was not sent, or not as it was sent")
-        if frame.score != (circuit.shared is not None):
+        sent = None if circuit is None else (circuit.batch.segments, circuit.shared is not None)
+        if circuit is None or (frame.segments, frame.score) != sent or circuit.hop_us:
             raise ProtocolError("a batch came back that was not sent, or not as it was sent")
         if len(frame.hop_us) != len(self.place.ring) - 1:
             raise ProtocolError(f"a batch came back after {len(frame.hop_us)} members instead of all")

@@ -11,15 +11,7 @@ from aioquic.quic.rangeset import RangeSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafila.ring.quic_frames import (
-    ACK,
-    ACK_BYTES,
-    STREAM_HEADER_BYTES,
-    ack_frame,
-    read_ack,
-    read_stream_header,
-    stream_header,
-)
+from kafila.ring import quic_frames as codec
 
 MOST = (1 << 62) - 1
 NUMBERS = st.integers(0, MOST).flatmap(lambda start: st.integers(start, MOST).map(lambda last: range(start, last + 1)))
@@ -36,14 +28,14 @@ def by_the_library(payload: bytes) -> tuple[RangeSet, int, int]:
 def test_an_acknowledgement_is_read_as_it_was_written_here_and_by_the_library(
     numbers: range, delay: int, rest: bytes
 ) -> None:
-    frame = ack_frame(numbers, delay)
-    assert len(frame) == ACK_BYTES
-    assert read_ack(frame + rest) == by_the_library(frame + rest) == (RangeSet([numbers]), delay, ACK_BYTES)
+    frame = codec.ack_frame(numbers, delay)
+    assert len(frame) == codec.ACK_BYTES
+    assert codec.read_ack(frame + rest) == by_the_library(frame + rest) == (RangeSet([numbers]), delay, codec.ACK_BYTES)
 
 
 @pytest.mark.parametrize(("delay", "told"), [(-1, 0), (1 << 30, (1 << 30) - 1), (1 << 70, (1 << 30) - 1)])
 def test_a_delay_that_cannot_be_told_is_cut(delay: int, told: int) -> None:
-    assert read_ack(ack_frame(range(5), delay))[1] == told
+    assert codec.read_ack(codec.ack_frame(range(5), delay))[1] == told
 
 
 @given(
@@ -53,45 +45,45 @@ def test_acknowledgements_of_any_other_shape_are_read_as_well(edges: list[int], 
     edges.sort()
     ranges = RangeSet([range(*pair) for pair in zip(edges[::2], edges[1::2], strict=False)])
     buffer = Buffer(capacity=200)
-    buffer.push_uint_var(ACK)
+    buffer.push_uint_var(codec.ACK)
     push_ack_frame(buffer, ranges, delay, capacity=200)
-    assert read_ack(buffer.data + rest) == (ranges, delay, buffer.tell())
+    assert codec.read_ack(buffer.data + rest) == (ranges, delay, buffer.tell())
 
 
 @given(st.binary(max_size=40))
 def test_whatever_begins_like_an_acknowledgement_is_read_as_the_library_reads_it(rest: bytes) -> None:
-    payload = bytes((ACK,)) + rest
+    payload = bytes((codec.ACK,)) + rest
     try:
         expected = by_the_library(payload)
     except ValueError:
         with pytest.raises(ValueError):  # noqa: PT011  - the library's words are its own
-            read_ack(payload)
+            codec.read_ack(payload)
     else:
-        assert read_ack(payload) == expected
+        assert codec.read_ack(payload) == expected
 
 
 def test_an_acknowledgement_that_is_cut_short_is_damaged() -> None:
-    frame = ack_frame(range(3, 9), 7)
+    frame = codec.ack_frame(range(3, 9), 7)
     for size in range(1, len(frame)):
         with pytest.raises(ValueError):  # noqa: PT011  - as above
-            read_ack(frame[:size])
+            codec.read_ack(frame[:size])
 
 
 @given(st.integers(0, 63), st.integers(0, MOST), st.integers(0, (1 << 14) - 1), st.binary(max_size=9))
 def test_a_stream_header_is_read_as_it_was_written(stream_id: int, offset: int, size: int, before: bytes) -> None:
-    header = stream_header(stream_id, offset, size)
-    assert len(header) == STREAM_HEADER_BYTES
-    assert read_stream_header(before + header + b"data", len(before)) == (stream_id, offset, size)
+    header = codec.stream_header(stream_id, offset, size)
+    assert len(header) == codec.STREAM_HEADER_BYTES
+    assert codec.read_stream_header(before + header + b"data", len(before)) == (stream_id, offset, size)
     buffer = Buffer(data=header)
     assert [buffer.pull_uint_var() for _ in range(4)] == [0x0E, stream_id, offset, size]
 
 
 def test_a_stream_frame_of_another_shape_is_none_of_ours() -> None:
-    header = stream_header(4, 1000, 20)
+    header = codec.stream_header(4, 1000, 20)
     for at, bits in ((0, 0x01), (0, 0x10), (2, 0x80), (2, 0x40), (10, 0x80), (10, 0x40)):
         changed = bytearray(header)
         changed[at] ^= bits
-        assert read_stream_header(bytes(changed), 0) is None
+        assert codec.read_stream_header(bytes(changed), 0) is None
     for size in range(len(header)):
         with pytest.raises(struct.error):
-            read_stream_header(header[:size], 0)
+            codec.read_stream_header(header[:size], 0)
