@@ -12,6 +12,7 @@ import trio.testing
 
 from kafila.errors import FetchFailed
 from kafila.mesh import Mesh
+from kafila.ring.exchange import BESIDE_ANSWERS_BYTES
 from kafila.ring.parts import Piece, decode_parts, encode_parts, is_parts
 from kafila.shard.neighbours import Nobody
 from kafila.shard.patience import Patience
@@ -95,6 +96,16 @@ async def test_who_holds_a_file_gives_it_in_pieces() -> None:
     async with trio.open_nursery() as nursery:
         ring = Ring(nursery, me=nothing, ada=whole, ben=nothing)
         assert await ring.fetch("me") == FILE
+        nursery.cancel_scope.cancel()
+
+
+async def test_while_answers_go_round_pieces_are_small() -> None:
+    async with trio.open_nursery() as nursery:
+        ring = Ring(nursery, me=None, ada=whole)
+        ring.sharing["ada"].batch_passed()
+        piece = await trio.to_thread.run_sync(ring.sharing["me"].ask, PART, Patience())
+        assert isinstance(piece, FilePiece)
+        assert len(piece.data) == BESIDE_ANSWERS_BYTES
         nursery.cancel_scope.cancel()
 
 

@@ -81,6 +81,18 @@ def test_the_acknowledgement_of_a_lone_frame_waits_for_company() -> None:
     assert len(wire.flying[CLIENT]) == 1
 
 
+def test_what_an_end_has_said_itself_makes_it_acknowledge_no_sooner() -> None:
+    wire = established_wire()
+    wire.ends[SERVER].send(Stream.CONTROL, b"said, and nothing is left to say")
+    wire.flush()
+    wire.flying[CLIENT].clear()
+    wire.ends[CLIENT].send(Stream.BULK, bytes(1000))
+    wire.flush()
+    wire.deliver(SERVER, wire.flying[SERVER])
+    assert wire.messages(SERVER)
+    assert not wire.flying[CLIENT]
+
+
 def test_many_packets_are_acknowledged_at_once_and_together() -> None:
     wire = established_wire()
     wire.ends[CLIENT].send(Stream.BULK, bytes(1100 * ACK_EVERY_PACKETS))

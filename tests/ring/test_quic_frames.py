@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import pytest
@@ -48,6 +49,17 @@ def test_acknowledgements_of_any_other_shape_are_read_as_well(edges: list[int], 
     buffer.push_uint_var(codec.ACK)
     push_ack_frame(buffer, ranges, delay, capacity=200)
     assert codec.read_ack(buffer.data + rest) == (ranges, delay, buffer.tell())
+
+
+@pytest.mark.parametrize("widths", list(itertools.product((1, 2, 4, 8), repeat=4)))
+def test_integers_of_an_acknowledgement_may_have_any_length(widths: tuple[int, ...]) -> None:
+    def integer(value: int, width: int) -> bytes:
+        return (value | (width.bit_length() - 1) << 8 * width - 2).to_bytes(width, "big")
+
+    values = (47, 9, 0, 6)  # largest, delay, further ranges, first range
+    payload = bytes((codec.ACK,)) + b"".join(map(integer, values, widths))
+    expected = (RangeSet([range(41, 48)]), 9, len(payload))
+    assert codec.read_ack(payload + bytes(20)) == by_the_library(payload + bytes(20)) == expected
 
 
 @given(st.binary(max_size=40))
