@@ -64,7 +64,19 @@ def test_integers_of_an_acknowledgement_may_have_any_length(widths: tuple[int, .
 
 @given(st.binary(max_size=40))
 def test_whatever_begins_like_an_acknowledgement_is_read_as_the_library_reads_it(rest: bytes) -> None:
-    payload = bytes((codec.ACK,)) + rest
+    _assert_read_alike(bytes((codec.ACK,)) + rest)
+
+
+@pytest.mark.parametrize("at", [1, 9, 13, 14])
+@pytest.mark.parametrize("top_bits", range(4))
+def test_a_length_that_is_another_than_ours_is_read_as_such(at: int, top_bits: int) -> None:
+    """Where each integer's length is told, any other in its place."""
+    frame = bytearray(codec.ack_frame(range(3, 9), 7))
+    frame[at] = frame[at] & 0x3F | top_bits << 6
+    _assert_read_alike(bytes(frame) + bytes(20))
+
+
+def _assert_read_alike(payload: bytes) -> None:
     try:
         expected = by_the_library(payload)
     except ValueError:
