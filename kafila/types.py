@@ -154,6 +154,13 @@ class Segment:
     sample: bool
 
 
+def last_rows(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Each segment's last row: all that a token can be drawn from. The same tuple where there are no other rows."""
+    if all(segment.length == 1 for segment in segments):
+        return segments
+    return tuple(Segment(s.slot, s.start + s.length - 1, 1, s.sample) for s in segments)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a request's tokens are drawn. ``temperature`` 0 is greedy. ``seed`` with the position of the token decides

@@ -35,6 +35,9 @@ class Forward:
     hidden: bytes | None
     dtype: str
     """``float32``, ``bfloat16`` or ``float16``."""
+    last_only: bool = False
+    """Where the model's last block is: of the rows after it, only each segment's last are wanted
+    (:func:`kafila.types.last_rows`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,13 @@ class Stage(Protocol):
         ...
 
     def forward(
-        self, segments: Sequence[Segment], tokens: Sequence[int] | None, hidden: bytes | None, dtype: str
+        self,
+        segments: Sequence[Segment],
+        tokens: Sequence[int] | None,
+        hidden: bytes | None,
+        dtype: str,
+        *,
+        last_only: bool = False,
     ) -> bytes:
         """`Forward`."""
         ...
@@ -267,7 +276,7 @@ class ShardWorker:
 
     def _forward(self, stage: Stage, job: Forward) -> Forwarded:
         began = self._clock()
-        hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype)
+        hidden = stage.forward(job.segments, job.tokens, job.hidden, job.dtype, last_only=job.last_only)
         return Forwarded(job.batch, hidden, job.dtype, self._clock() - began)
 
     def _score(self, stage: Stage, job: Score) -> Scored:
