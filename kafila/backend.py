@@ -28,6 +28,8 @@ class Duty:
     scored_percent: int = 0
     """Of the vocabulary's last rows (:func:`kafila.types.scored_from`). At the head, those it leaves to the last member
     where a draw allows that; elsewhere this is the last member, which holds them and the final norm."""
+    spare_bytes: int = 0
+    """Of the member's room, what the plan leaves: prompts may keep that much of the checkpoint's file in memory."""
 
 
 class Worker(Protocol):

@@ -181,6 +181,7 @@ class DeviceBackend:
             context=duty.context,
             kv_dtype=offer.kv_dtype,
             scored_percent=duty.scored_percent,
+            spare_bytes=duty.spare_bytes,
         )
 
     async def language(self, offer: ModelOffer) -> Language:

@@ -8,6 +8,7 @@ Some families have a norm before each sum as well, or experts in the place of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Generic, TypeVar
@@ -16,7 +17,17 @@ from kafila.errors import DeviceError, ProtocolError
 from kafila.shard.cache import KvCache
 from kafila.shard.config import DecoderConfig
 from kafila.shard.manifest import DTYPE_BYTES
-from kafila.shard.ops import AttentionShape, BlockWeights, Experts, HeadWeights, Mlp, Ops, Placement, ScoredRows
+from kafila.shard.ops import (
+    PROMPT_ROWS,
+    AttentionShape,
+    BlockWeights,
+    Experts,
+    HeadWeights,
+    Mlp,
+    Ops,
+    Placement,
+    ScoredRows,
+)
 from kafila.shard.sample import best_of, draw_all
 from kafila.shard.worker import Draws
 from kafila.types import Best, BlockRange, History, Sampling, Segment
@@ -28,6 +39,8 @@ def block(ops: Ops[T], weights: BlockWeights[T], shape: AttentionShape, x: T, kv
     """One block over a ragged batch's rows (rows, hidden); ``x`` may be reused, ``kv`` is written to."""
     qkv = weights.qkv(ops.rms_norm(x, weights.attention_norm))
     y = weights.o(ops.attention(qkv, shape, weights.qk_norm, kv, placement))
+    if placement.last_only:
+        x = ops.take_rows(x, placement.last_rows())
     x = ops.add(x, y if weights.attended_norm is None else ops.rms_norm(y, weights.attended_norm))
     y = _mlp(ops, weights.mlp, ops.rms_norm(x, weights.mlp_norm))
     return ops.add(x, y if weights.mlp_out_norm is None else ops.rms_norm(y, weights.mlp_out_norm))
@@ -90,6 +103,9 @@ class Shard(Generic[T]):
             ops.fused_block(own, shape) or partial(block, ops, own, shape)
             for own, shape in zip(weights, shapes, strict=True)
         ]
+        self._prompt_blocks = [
+            ops.prompt_block(own, shape) or few for few, own, shape in zip(self._blocks, weights, shapes, strict=True)
+        ]
 
     @property
     def device(self) -> str:
@@ -101,17 +117,26 @@ class Shard(Generic[T]):
         self._interrupted = True
 
     def forward(
-        self, segments: Sequence[Segment], tokens: Sequence[int] | None, hidden: bytes | None, dtype: str
+        self,
+        segments: Sequence[Segment],
+        tokens: Sequence[int] | None,
+        hidden: bytes | None,
+        dtype: str,
+        *,
+        last_only: bool = False,
     ) -> bytes:
         """Run the blocks over the segments' rows and return them as bytes of ``dtype``, row-major.
 
-        The rows are ``tokens`` (with the head) or else ``hidden``, (rows, hidden size) in ``dtype``. Raises
-        ProtocolError for a batch that does not fit what is held, having changed nothing.
+        The rows are ``tokens`` (with the head) or else ``hidden``, (rows, hidden size) in ``dtype``. ``last_only``:
+        each segment's last row alone is returned. Raises ProtocolError for a batch that does not fit what is held,
+        having changed nothing.
         """
         self._cache.check(segments)
+        rows = sum(segment.length for segment in segments)
         with self._ops.scope():
             x = self._embed(segments, tokens) if tokens is not None else self._rows(segments, hidden or b"", dtype)
-            x = self._run(x, [self._ops.place(segments, rope) for rope in self._ropes])
+            placements = [self._ops.place(segments, rope) for rope in self._ropes]
+            x = self._run(x, placements, rows, last_only=last_only and rows > len(segments))
             self._cache.extend(segments)
             return self._ops.to_bytes(x, dtype)
 
@@ -170,13 +195,16 @@ class Shard(Generic[T]):
             logits = ops.to_numpy(logits_of(ops, held, self._config.logit_cap, x))
         return best_of(logits, held.first)
 
-    def _run(self, x: T, placements: Sequence[Placement[T]]) -> T:
+    def _run(self, x: T, placements: Sequence[Placement[T]], rows: int, *, last_only: bool) -> T:
         """``placements``: one a kind of rotation."""
+        blocks = self._blocks if rows < PROMPT_ROWS else self._prompt_blocks
+        final = len(blocks) - 1 if last_only else -1
         run: Callable[[T, T, Placement[T]], T]
-        for run, kv, turned_by in zip(self._blocks, self._cache.storage, self._turned_by, strict=True):
+        for index, (run, kv, turned_by) in enumerate(zip(blocks, self._cache.storage, self._turned_by, strict=True)):
             if self._interrupted:
                 raise DeviceError("stopped while it was computing")
-            x = run(x, kv, placements[turned_by])
+            placement = placements[turned_by]
+            x = run(x, kv, placement if index != final else replace(placement, last_only=True, masks={}))
         return x
 
     def _embed(self, segments: Sequence[Segment], tokens: Sequence[int]) -> T:

@@ -47,6 +47,7 @@ from kafila.shard.ops import (
     ScoredRows,
 )
 from kafila.shard.quantize import quantize, to_float32
+from kafila.shard.stored import StoredBlocks
 from kafila.types import BlockRange, TensorSpec
 
 T = TypeVar("T")
@@ -121,17 +122,18 @@ def load_shard(
     kv_dtype: str = "",
     progress: Progress | None = None,
     scored_percent: int = 0,
+    spare_bytes: int = 0,
 ) -> Shard[T]:
     """Read, convert and place everything one member holds, and reserve ``slots`` caches of ``context`` tokens.
 
-    ``scored_percent`` as in `kafila.backend.Duty`. Raises ModelIncomplete naming tensor and file, ProtocolError for a
-    vocabulary that cannot be divided so, or what the backend raises when the device has no room.
+    ``scored_percent`` and ``spare_bytes`` as in `kafila.backend.Duty`. Raises ModelIncomplete naming tensor and file,
+    ProtocolError for a vocabulary that cannot be divided so, or what the backend raises when the device has no room.
     """
     config = checkpoint.config
     first = divided_at(config, scored_percent)
     own = own_specs(checkpoint, blocks, holds_head=holds_head, scored_percent=scored_percent)
     read = complete(checkpoint.folder, own)
-    loaded = []
+    loaded, stored = [], StoredBlocks(checkpoint, spare_bytes)
     with read, pages_of_their_own(), ops.scope():
         # The caches first: when they do not fit, that is known before minutes of reading.
         cache = KvCache(ops, config, blocks, slots=slots, context=context, dtype=kv_dtype)
@@ -139,7 +141,8 @@ def load_shard(
             if progress is not None:
                 progress(index - blocks.first, blocks.stop - blocks.first)
             sparse = config.experts is not None and config.experts.sparse[index]
-            loaded.append(build_block(ops, config, BlockFiles(checkpoint, index), sparse=sparse))
+            weights = build_block(ops, config, BlockFiles(checkpoint, index), sparse=sparse)
+            loaded.append(replace(weights, stored=stored.block(ops, index)))
         head = _load_head(ops, checkpoint, first) if holds_head else None
         scored = _load_scored(ops, checkpoint, first) if first and not holds_head else None
         return Shard(ops, config, blocks, loaded, head, cache, scored)

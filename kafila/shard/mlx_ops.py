@@ -256,12 +256,15 @@ class MlxOps:
         scale = dim**-0.5 if shape.scale is None else shape.scale
         spans = placement.spans
         masks = self._masks(placement, shape.window)
+        last_only = placement.last_only
         for index, mask in enumerate(masks):
             slot, start, length = spans[3 * index : 3 * index + 3]
             end, mine = start + length, slice(row, row + length)
             row += length
             new = mx.stack([keys[mine, :, 0], values[mine]])  # (2, length, kv_heads, dim)
             kv[slot][:, :, start:end] = new.swapaxes(1, 2).astype(kv[slot].dtype)
+            if last_only:
+                mine, start, length = slice(row - 1, row), end - 1, 1
             first = max(0, start + 1 - shape.window) if shape.window else 0
             seen = kv[slot][:, :, first:end].astype(qkv.dtype)
             q = queries[mine].transpose(2, 1, 0, 3)  # (1, heads, length, dim)
@@ -300,9 +303,23 @@ class MlxOps:
 
         return evaluating
 
+    def takes_stored(self, dtype: str) -> bool:  # noqa: ARG002  - a matrix here is as quick with many rows
+        """No: there is one form."""
+        return False
+
+    def prompt_block(
+        self,
+        weights: BlockWeights[Array],  # noqa: ARG002  - as above
+        shape: AttentionShape,  # noqa: ARG002  - as above
+    ) -> Callable[[Array, Array, Placement[Array]], Array] | None:
+        """None."""
+        return None
+
     def _masks(self, placement: Placement[Array], window: int) -> list[Array]:
+        spans = placement.spans
+        if placement.last_only:  # each sees all there is
+            return [None] * (len(spans) // 3)
         if window not in placement.masks:
-            spans = placement.spans
             placement.masks[window] = [
                 self._mask(start, length, window) for start, length in zip(spans[1::3], spans[2::3], strict=True)
             ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +22,10 @@ from kafila.shard.formats import WORD_BITS, Affine
 from kafila.types import Segment
 
 T = TypeVar("T")
+
+PROMPT_ROWS = 32
+"""From how many rows on a block is run as `Ops.prompt_block`, where there is one. At 16 torch's packed matrices are
+quicker than bfloat16 ones on a processor with AVX-512's arithmetic for it, at 64 they take half as long again."""
 
 Matrix = Callable[[T], T]
 """A weight ready to be applied: (rows, inputs) to (rows, outputs), bias included. How it is stored (packed, half,
@@ -128,6 +133,18 @@ class BlockWeights(Generic[T]):
     """Of what attention gives, before it is added."""
     mlp_out_norm: Norm[T] | None = None
     """Likewise, the MLP."""
+    stored: StoredBlock | None = None
+    """The same matrices in their file, where `Ops.prompt_block` is to take them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block's plain matrices as their checkpoint stores them, in memory mapped from its file: those of q, k, v, o,
+    up, gate and down, each (outputs, inputs), all of one dtype. Not writable."""
+
+    weights: tuple[HostTensor, ...]
+    biases: tuple[HostTensor | None, ...]
+    """Of each, (outputs,), in memory of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +202,12 @@ class Placement(Generic[T]):
     """The rotation of each row's position, in the backend's form."""
     masks: dict[int, list[T]] = field(default_factory=dict)
     """By window: one mask a segment; filled as needed by the backend."""
+    last_only: bool = False
+    """After attention only each segment's last row goes on: nothing else is wanted of the model's last block."""
+
+    def last_rows(self) -> list[int]:
+        """Each segment's last row."""
+        return [end - 1 for end in accumulate(self.spans[2::3])]
 
 
 class Ops(Protocol[T]):
@@ -290,7 +313,7 @@ class Ops(Protocol[T]):
         """Normalise and rotate q and k, write k and v to ``kv`` at their positions, attend causally.
 
         Segments are done in order, so two of one slot may follow each other in a batch. Returns (rows, heads *
-        head_dim).
+        head_dim), of each segment's last row alone where the placement says so.
         """
         ...
 
@@ -310,6 +333,15 @@ class Ops(Protocol[T]):
 
     def fused_block(self, weights: BlockWeights[T], shape: AttentionShape) -> Callable[[T, T, Placement[T]], T] | None:
         """`kafila.shard.decoder.block` as one call (x, kv, placement), where the backend has that; the same numbers."""
+        ...
+
+    def takes_stored(self, dtype: str) -> bool:
+        """Whether a prompt goes faster through matrices of this dtype (as safetensors names it) as they are stored than
+        through those that `matrix` makes."""
+        ...
+
+    def prompt_block(self, weights: BlockWeights[T], shape: AttentionShape) -> Callable[[T, T, Placement[T]], T] | None:
+        """`fused_block` through ``weights.stored``, for `PROMPT_ROWS` or more; None where nothing is stored."""
         ...
 
     # In and out.

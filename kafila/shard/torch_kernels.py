@@ -1,45 +1,20 @@
-"""The decoder's inner arithmetic in torch, compiled by TorchScript where that exists.
-
-Between two matrices a token needs some twenty tiny operations. While weights stream through the caches each costs
-about 5 us when called from Python (the interpreter and the dispatcher have been evicted since the last one) and 2 us
-from TorchScript, and a call of a packed matrix 30 against 9; for SmolLM2 on one thread that is 23 ms against 18.5 a
-token. torch calls TorchScript deprecated and names ``torch.compile`` its successor, which needs a C++ compiler on the
-user's machine and minutes at start. So these are ordinary functions: where torch no longer scripts them they run as
-they stand, with the same numbers.
-
-No ``from __future__ import annotations`` here: TorchScript reads the annotations. And no ``type: ignore`` within a
-compiled function: TorchScript takes it for a signature.
-"""
+"""The decoder's inner arithmetic in torch, compiled by TorchScript where that exists (see `torch_script`)."""
 
 # ruff: noqa: UP006, UP035, UP045  - TorchScript knows only these spellings
-import math
-import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, List, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  - torch's own name for it
 from torch import Tensor
 
+from kafila.shard.torch_attention import attending, attention
+from kafila.shard.torch_script import compiled
 from kafila.shard.workspace import INT8_ROWS
 
 if TYPE_CHECKING:
     PackedWeight = Any  # a C++ class that torch registers at run time
 else:
     PackedWeight = torch.classes.quantized.LinearPackedParamsBase
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def compiled(function: _F) -> _F:
-    """``function`` as TorchScript, or itself where torch cannot."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*", category=FutureWarning)
-        try:
-            return torch.jit.script(function)  # type: ignore[no-any-return,no-untyped-call,attr-defined,unused-ignore]  # untyped in some versions
-        except (AttributeError, NotImplementedError, OSError, RuntimeError, TypeError):
-            return function
 
 
 @compiled
@@ -137,131 +112,6 @@ def normed(x: Tensor, weight: Optional[Tensor], floor: Tensor) -> Tensor:
 
 
 @compiled
-def rotate(heads: Tensor, rope: Tensor) -> None:
-    """Turn pairs of ``heads`` (rows, heads, head_dim) in place by ``rope``.
-
-    ``rope`` is complex (rows, pairs) where the heads are float32 on a CPU: one multiplication. Elsewhere it holds
-    cosines and sines, (rows, 2, pairs), as not every device multiplies complex numbers.
-    """
-    pairs = heads.view(heads.size(0), heads.size(1), -1, 2)
-    if rope.is_complex():
-        torch.view_as_complex(pairs).mul_(rope.unsqueeze(1))
-    else:
-        even, odd = pairs.float().unbind(-1)
-        cos, sin = rope.unsqueeze(2).unbind(1)
-        pairs.copy_(torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1))
-
-
-@compiled
-def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float) -> Tensor:
-    """Attention whose scores s become cap * tanh(s / cap): (length, heads * head_dim).
-
-    ``q`` is (length, heads, head_dim), ``k`` and ``v`` are (1, kv_heads, seen, head_dim); an empty ``mask``: as the
-    first rows of a conversation see one another. Some rows at a time, so that scores take a bounded room.
-    """
-    length, heads, dim = q.size(0), q.size(1), q.size(2)
-    kv_heads, seen = k.size(1), k.size(2)
-    outputs: List[Tensor] = []
-    for first in range(0, length, 64):
-        rows = min(64, length - first)
-        mine = q.narrow(0, first, rows).transpose(0, 1).reshape(kv_heads, heads // kv_heads * rows, dim)
-        scores = torch.matmul(mine, k[0].transpose(1, 2)).float().mul_(scale / cap).tanh_().mul_(cap)
-        if length > 1:
-            if mask.numel() > 0:
-                sees = mask.narrow(0, first, rows)
-            else:
-                sees = torch.ones(rows, seen, dtype=torch.bool, device=q.device).tril(first)
-            scores.view(kv_heads, heads // kv_heads, rows, seen).masked_fill_(sees.logical_not(), float("-inf"))
-        out = torch.matmul(scores.softmax(-1).to(q.dtype), v[0])
-        outputs.append(out.view(heads, rows, dim).transpose(0, 1).reshape(rows, heads * dim))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-@compiled
-def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: Optional[float]) -> Tensor:
-    """The heads that share a key become that key's rows, so that no key is read twice: `segment_attention` of few rows.
-
-    One row needs no ``mask``; more than one do.
-    """
-    length, heads, dim = q.size(0), q.size(1), q.size(2)
-    kv_heads = k.size(1)
-    share = heads // kv_heads
-    if length == 1:
-        by_key = q.view(1, kv_heads, share, dim)
-        return F.scaled_dot_product_attention(by_key, k, v, scale=scale).reshape(1, heads * dim)
-    by_key = q.view(length, kv_heads, share, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, share * length, dim)
-    out = F.scaled_dot_product_attention(by_key, k, v, attn_mask=mask.repeat(share, 1), scale=scale)
-    return out.view(kv_heads, share, length, dim).permute(2, 0, 1, 3).reshape(length, heads * dim)
-
-
-@compiled
-def segment_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: Optional[float], cap: float) -> Tensor:
-    """One segment's attention: (length, heads * head_dim).
-
-    ``q`` is (length, heads, head_dim), ``k`` and ``v`` are (1, kv_heads, seen, head_dim); an empty ``mask``: as the
-    first rows of a conversation see one another, or one row all that came before.
-    """
-    length, heads, dim = q.size(0), q.size(1), q.size(2)
-    if cap > 0.0:
-        return capped_attention(q, k, v, mask, 1.0 / math.sqrt(dim) if scale is None else scale, cap)
-    # A few rows far into a conversation ride beside others' answers: reading keys once counts most there too. From some
-    # eight rows on the arithmetic outweighs it.
-    if length == 1 or (length <= 8 and mask.numel() > 0):
-        return grouped_attention(q, k, v, mask, scale)
-    by_head = q.transpose(0, 1).unsqueeze(0)
-    if mask.numel() > 0:
-        out = F.scaled_dot_product_attention(by_head, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-    else:
-        out = F.scaled_dot_product_attention(by_head, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    return out.squeeze(0).transpose(0, 1).reshape(length, heads * dim)
-
-
-@compiled
-def attention(
-    qkv: Tensor,
-    qk_weight: Optional[Tensor],
-    qk_floor: Tensor,
-    kv: Tensor,
-    rope: Tensor,
-    spans: List[int],
-    masks: List[Tensor],
-    heads: int,
-    kv_heads: int,
-    window: int,
-    scale: Optional[float],
-    cap: float,
-) -> Tensor:
-    """One block's attention over a ragged batch; see `kafila.shard.ops.Ops.attention`.
-
-    ``kv`` is (slots, 2, kv_heads, context, head_dim) in any float dtype and is read as ``qkv``'s. ``masks`` has one
-    entry a segment, empty where position alone decides. ``window`` 0 is none, as ``cap`` 0 is.
-    """
-    dim = kv.size(4)
-    rows = qkv.view(qkv.size(0), heads + 2 * kv_heads, dim)
-    to_turn = rows.narrow(1, 0, heads + kv_heads)
-    if qk_weight is not None:
-        length = torch.linalg.vector_norm(to_turn, 2.0, [-1], True, dtype=torch.float32)
-        to_turn.div_(torch.hypot(length, qk_floor)).mul_(qk_weight)
-    rotate(to_turn, rope)
-    outputs: List[Tensor] = []
-    row = 0
-    for index in range(len(masks)):
-        slot, start, length = spans[3 * index], spans[3 * index + 1], spans[3 * index + 2]
-        end = start + length
-        mine = rows.narrow(0, row, length)
-        row += length
-        cache = kv.select(0, slot)
-        new = mine.narrow(1, heads, 2 * kv_heads).view(length, 2, kv_heads, dim)
-        cache.narrow(2, start, length).copy_(new.permute(1, 2, 0, 3))
-        first = max(0, start + 1 - window) if window > 0 else 0
-        seen = cache.narrow(2, first, end - first).to(qkv.dtype)
-        k, v = seen.narrow(0, 0, 1), seen.narrow(0, 1, 1)
-        q = mine.narrow(1, 0, heads)
-        outputs.append(segment_attention(q, k, v, masks[index], scale, cap))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-@compiled
 def packed_block(
     x: Tensor,
     attention_weight: Tensor,
@@ -293,7 +143,7 @@ def packed_block(
     """
     y = packed_linear(rms_norm(x, attention_weight, attention_floor), qkv)
     y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window, scale, cap)
-    x.add_(normed(packed_linear(y, o), attended_weight, attention_floor))
+    x = attending(x, spans, masks).add_(normed(packed_linear(y, o), attended_weight, attention_floor))
     y = packed_linear(rms_norm(x, mlp_weight, mlp_floor), up_gate)
     return x.add_(normed(packed_linear(gated(y, gelu), down), mlp_out_weight, mlp_floor))
 
@@ -349,7 +199,8 @@ def few_bits_block(
     qkv = [few_bits_linear(y, index, packed, planes, groups, biases) for index in range(o)]
     y = qkv[0] if o == 1 else torch.cat(qkv, 1)
     y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window, scale, cap)
-    x.add_(normed(few_bits_linear(y, o, packed, planes, groups, biases), attended_weight, attention_floor))
+    y = few_bits_linear(y, o, packed, planes, groups, biases)
+    x = attending(x, spans, masks).add_(normed(y, attended_weight, attention_floor))
     y = few_bits_linear(rms_norm(x, mlp_weight, mlp_floor), o + 1, packed, planes, groups, biases)
     y = few_bits_linear(gated(y, gelu), o + 2, packed, planes, groups, biases)
     return x.add_(normed(y, mlp_out_weight, mlp_floor))

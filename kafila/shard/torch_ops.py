@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kafila.errors import DeviceError
 from kafila.shard import torch_kernels as kernels
+from kafila.shard import torch_prompts as prompts
 from kafila.shard import torch_quantized as few_bits
 from kafila.shard.formats import Affine
 from kafila.shard.ops import (
@@ -38,6 +39,7 @@ from kafila.shard.ops import (
     Table,
 )
 from kafila.shard.quantize import dequantize
+from kafila.shard.torch_attention import attention
 from kafila.shard.torch_experts import ExpertBank
 from kafila.shard.torch_matrices import (
     MatrixMaker,
@@ -152,7 +154,7 @@ class TorchOps:
         return table if self._device.type == "cpu" else table.to(self._device, self._dtype)
 
     def rope(self, frequencies: Sequence[float], context: int) -> Tensor:
-        """(context, pairs) complex, or (context, 2, pairs) of cosines and sines; see `torch_kernels.rotate`.
+        """(context, pairs) complex, or (context, 2, pairs) of cosines and sines; see `torch_attention.rotate`.
 
         The angle is a float32 product as in the reference implementations, so that far positions round alike.
         """
@@ -209,10 +211,10 @@ class TorchOps:
         kv: Tensor,
         placement: Placement[Tensor],
     ) -> Tensor:
-        """See `torch_kernels.attention`."""
+        """See `torch_attention`."""
         weight, floor = (None, self._no_mask) if qk_norm is None else (qk_norm.weight, qk_norm.epsilon)
         masks = self._masks(placement, shape.window)
-        return kernels.attention(
+        return attention(
             qkv, weight, floor, kv, placement.rope, placement.spans, masks,
             shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap,
         )  # fmt: skip
@@ -259,6 +261,32 @@ class TorchOps:
 
         return block
 
+    def takes_stored(self, dtype: str) -> bool:
+        """Bfloat16, where matrices are packed and the processor multiplies it by itself."""
+        return dtype == "BF16" and self._dtype is torch.bfloat16 and self._packs and prompts.multiplies_bfloat16()
+
+    def prompt_block(
+        self, weights: BlockWeights[Tensor], shape: AttentionShape
+    ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor] | None:
+        """`torch_prompts.prompt_block` with everything bound."""
+        if weights.stored is None or isinstance(weights.mlp, Experts):
+            return None
+        matrices, biases = prompts.stored_tensors(weights.stored)
+        first, second, qk = weights.attention_norm, weights.mlp_norm, weights.qk_norm
+        extra = _extras(weights, weights.mlp)
+        qk_weight, qk_floor = (None, self._no_mask) if qk is None else (qk.weight, qk.epsilon)
+        heads, kv_heads, window, scale, cap = shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap
+        run, masks_of = prompts.prompt_block, self._masks
+
+        def block(x: Tensor, kv: Tensor, placement: Placement[Tensor]) -> Tensor:
+            return run(
+                x, first.weight, first.epsilon, qk_weight, qk_floor, second.weight, second.epsilon, matrices, biases,
+                *extra, kv, placement.rope, placement.spans, masks_of(placement, window),
+                heads, kv_heads, window, scale, cap,
+            )  # fmt: skip
+
+        return block
+
     def _few_bits_block(
         self, weights: BlockWeights[Tensor], shape: AttentionShape, parts: few_bits.Parts, extra: _Extras
     ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor]:
@@ -277,6 +305,8 @@ class TorchOps:
         return block
 
     def _masks(self, placement: Placement[Tensor], window: int) -> list[Tensor]:
+        if placement.last_only:
+            return []
         if window not in placement.masks:
             spans = placement.spans
             placement.masks[window] = [
@@ -285,7 +315,8 @@ class TorchOps:
         return placement.masks[window]
 
     def _mask(self, start: int, length: int, window: int) -> Tensor:
-        """(length, seen): who sees whom. Empty where one token sees all there is or a first chunk is plainly causal."""
+        """(length, seen): 0 where a row sees, else minus infinity. Empty where one token sees all there is or a first
+        chunk is plainly causal."""
         end = start + length
         if length == 1 or (start == 0 and (not window or end <= window)):
             return self._no_mask
@@ -293,7 +324,10 @@ class TorchOps:
         query = torch.arange(start, end, device=self._device).unsqueeze(1)
         key = torch.arange(first, end, device=self._device)
         seen = key <= query
-        return seen & (key > query - window) if window else seen
+        if window:
+            seen &= key > query - window
+        # In the form in which torch's kernel for CPUs wants it: it would make one for every block.
+        return torch.zeros(seen.shape, dtype=self._activations, device=self._device).masked_fill_(~seen, -math.inf)
 
     # In and out.
 

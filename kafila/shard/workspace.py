@@ -23,7 +23,7 @@ LOADED_AT_ONCE = 1 << 26
 UNPACKED_AT_ONCE = (1 << 21, 1 << 23)
 """Weights in few bits that are unpacked at a time, on a CPU and elsewhere (``torch_quantized``)."""
 CAPPED_ROWS = 64
-"""Rows whose attention scores are in memory at once where scores are capped (``torch_kernels``, ``mlx_ops``)."""
+"""Rows whose attention scores are in memory at once where scores are capped (``torch_attention``, ``mlx_ops``)."""
 INT8_ROWS = 128
 """Rows that go through a matrix of 8 bits at once (``torch_kernels.int8_linear``): a quarter of the longest chunk, for
 a quarter of its room and a twelfth of its speed."""

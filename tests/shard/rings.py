@@ -12,7 +12,7 @@ from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.schemes import with_scheme
-from kafila.types import Best, BlockRange, Sampling, Segment
+from kafila.types import Best, BlockRange, Sampling, Segment, last_rows
 from tests.shard.backends import make_ops
 
 GREEDY = Sampling()
@@ -20,7 +20,7 @@ GREEDY = Sampling()
 
 class LocalRing:
     """Shards of ``counts`` blocks each, on ``backends`` in turn, the first with the head; ``quantize``: a scheme;
-    ``scored_percent``: as in `kafila.backend.Duty`, of the first and the last."""
+    ``scored_percent`` and ``spare_bytes``: as in `kafila.backend.Duty`, the former of the first and the last."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class LocalRing:
         backends: Sequence[str] = ("torch",),
         quantize: str = "",
         scored_percent: int = 0,
+        spare_bytes: int = 0,
     ) -> None:
         checkpoint = open_checkpoint(folder)
         checkpoint = replace(checkpoint, config=with_scheme(checkpoint.config, quantize))
@@ -47,24 +48,27 @@ class LocalRing:
                 slots=slots,
                 context=context,
                 scored_percent=scored_percent if 0 in (first, self.config.blocks - stop) else 0,
+                spare_bytes=spare_bytes,
             )
             for (first, stop), backend in zip(pairwise(accumulate(counts, initial=0)), cycle(backends), strict=False)
         ]
 
-    def forward(self, segments: Sequence[Segment], tokens: Sequence[int]) -> bytes:
+    def forward(self, segments: Sequence[Segment], tokens: Sequence[int], *, last_only: bool = False) -> bytes:
         """Once round: the rows after the last block."""
-        head, *others = self.shards
-        hidden = head.forward(segments, tokens, None, self.dtype)
-        for shard in others:
-            hidden = shard.forward(segments, None, hidden, self.dtype)
+        given: Sequence[int] | None = tokens
+        hidden: bytes | None = None
+        for shard in self.shards:
+            last = last_only and shard is self.shards[-1]
+            given, hidden = None, shard.forward(segments, given, hidden, self.dtype, last_only=last)
+        assert hidden is not None
         return hidden
 
     def step(
         self, segments: Sequence[Segment], tokens: Sequence[int], sampling: Sampling = GREEDY
     ) -> tuple[int | None, ...]:
         """Once round, and a token for each segment that wants one."""
-        hidden = self.forward(segments, tokens)
-        return self.shards[0].sample(segments, [sampling] * len(segments), hidden, self.dtype).tokens
+        hidden = self.forward(segments, tokens, last_only=True)
+        return self.shards[0].sample(last_rows(tuple(segments)), [sampling] * len(segments), hidden, self.dtype).tokens
 
     def parts(self, segments: Sequence[Segment], hidden: bytes) -> list[tuple[Best, Best]]:
         """After `forward`, by segment that wants a token: the best of the head's rows and of the others."""

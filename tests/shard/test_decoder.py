@@ -141,6 +141,29 @@ def test_a_batch_may_hold_one_slots_segments_one_after_another(
     assert drawn[1] == reference_answer(checkpoint("llama"), OTHERS[0], 1)[0]
 
 
+@pytest.mark.parametrize("case", ["llama biases", "qwen2 window", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("backends", RINGS[:2])
+@pytest.mark.parametrize(("dtype", "scheme"), [("float32", ""), ("bfloat16", ""), ("float32", "int8")])
+def test_last_rows_are_the_same_alone(
+    case: str, backends: Sequence[str], dtype: str, scheme: str, checkpoint: Checkpoints
+) -> None:
+    """And so are the answers that follow: nothing of the last block's cache is left out."""
+    rings = [LocalRing(checkpoint(case), (1, 3), dtype=dtype, backends=backends, quantize=scheme) for _ in range(2)]
+    width = rings[0].config.hidden
+    batches: list[tuple[list[Segment], list[int]]] = [
+        ([Segment(0, 0, 9, sample=False), Segment(1, 0, 3, sample=True)], [*PROMPT[:9], *OTHERS[0]]),
+        ([Segment(1, 3, 1, sample=True), Segment(0, 9, 4, sample=True)], [7, *PROMPT[9:]]),
+        ([Segment(0, 13, 1, sample=True), Segment(1, 4, 1, sample=True)], [5, 6]),
+    ]
+    for segments, tokens in batches:
+        whole, last = (
+            torch.frombuffer(bytearray(ring.forward(segments, tokens, last_only=only)), dtype=getattr(torch, dtype))
+            for ring, only in zip(rings, (False, True), strict=True)
+        )
+        ends = torch.tensor([segment.length for segment in segments]).cumsum(0) - 1
+        torch.testing.assert_close(last.view(-1, width), whole.view(-1, width)[ends], rtol=2e-2, atol=1e-5)
+
+
 @pytest.mark.parametrize("backends", RINGS)
 def test_a_slot_is_reused_by_starting_at_zero(backends: Sequence[str], checkpoint: Checkpoints) -> None:
     ring = LocalRing(checkpoint("qwen3"), (2, 2), backends=backends)

@@ -136,13 +136,13 @@ def test_a_long_pass_is_evaluated_block_by_block(tmp_path: Path) -> None:
     ring = LocalRing(make_checkpoint(tmp_path, "llama"), (4,), backends=("mlx",))
     shard, length, ran = ring.shards[0], EVALUATED_ROWS + 1, 0
 
-    def counting(x: Any, kv: Any, placement: Any, run: Any = shard._blocks[0]) -> Any:
+    def counting(x: Any, kv: Any, placement: Any, run: Any = shard._prompt_blocks[0]) -> Any:
         nonlocal ran
         ran += 1
         shard.interrupt()
         return run(x, kv, placement)
 
-    shard._blocks[0] = counting
+    shard._prompt_blocks[0] = counting
     with pytest.raises(DeviceError, match="stopped"):
         ring.forward([Segment(0, 0, length, sample=False)], [1] * length)
     assert ran == 1

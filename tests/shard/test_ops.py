@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,54 @@ def test_scores_are_scaled_and_capped(backend: str, scale: float | None, cap: fl
         expected = _attend(q, k, v, start, window, scale, cap)
         np.testing.assert_allclose(numbers(ops, out), expected.numpy(), rtol=1e-4, atol=1e-5)
         start = end
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_long_chunk_far_into_a_conversation(backend: str, window: int) -> None:
+    """More rows than are done at once where a mask says who sees whom, the last of them a few."""
+    ops, dim, start, length = make_ops(backend), 4, 70, 600
+    shape, kv = AttentionShape(2, 1, dim, window), ops.kv_storage(1, 700, 1, dim)
+    rope, past = ops.rope([0.0] * (dim // 2), 700), random(start + length, 4, dim)
+    with ops.scope():
+        for begin, end in ((0, start), (start, start + length)):
+            rows = rows_of(ops, past[begin:end].reshape(end - begin, -1))
+            placement = ops.place([Segment(0, begin, end - begin, sample=False)], rope)
+            out = ops.attention(rows, shape, None, kv, placement)
+    expected = _attend(past[start:, :2], past[:, 2:3], past[:, 3:], start, window)
+    np.testing.assert_allclose(numbers(ops, out), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    start=st.integers(0, 6),
+    window=st.sampled_from([0, 1, 3, 100]),
+    cap=st.sampled_from([0.0, 1.5]),
+)
+def test_only_last_rows_attend_where_others_go_nowhere(
+    backend: str, lengths: list[int], start: int, window: int, cap: float
+) -> None:
+    """The same numbers, and the same keys and values."""
+    ops, dim = make_ops(backend), 4
+    shape = AttentionShape(4, 2, dim, window, cap=cap)
+    segments = [Segment(slot, start, length, sample=False) for slot, length in enumerate(lengths)]
+    rope = ops.rope([0.3] * (dim // 2), 16)
+    more = Segment(0, start + lengths[0], 1, sample=True)
+    outputs, written = [], []
+    for last_only in (False, True):
+        kv = ops.kv_storage(4, 16, 2, dim)
+        with ops.scope():
+            if start:
+                before = ops.place([Segment(slot, 0, start, sample=False) for slot in range(len(lengths))], rope)
+                past = rows_of(ops, random(start * len(lengths), 8 * dim, seed=1))
+                ops.attention(past, shape, None, kv, before)
+            placement = dataclasses.replace(ops.place(segments, rope), last_only=last_only)
+            rows = rows_of(ops, random(sum(lengths), 8 * dim))
+            out = ops.attention(rows, shape, None, kv, placement)
+            outputs.append(numbers(ops, out if last_only else ops.take_rows(out, placement.last_rows())))
+            after = ops.attention(rows_of(ops, random(1, 8 * dim)), shape, None, kv, ops.place([more], rope))
+        written.append(numbers(ops, after))
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(written[1], written[0])
 
 
 def test_q_and_k_are_normalised_and_v_is_not(backend: str) -> None:

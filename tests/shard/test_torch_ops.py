@@ -17,7 +17,10 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kafila.errors import DeviceError
+from kafila.shard import torch_attention as attention
 from kafila.shard import torch_kernels as kernels
+from kafila.shard import torch_prompts as prompts
+from kafila.shard import torch_script as script
 from kafila.shard.config import parse_config
 from kafila.shard.formats import Affine
 from kafila.shard.ops import AttentionShape, HostTensor
@@ -66,15 +69,19 @@ def test_a_device_says_what_it_is() -> None:
 def test_kernels_are_compiled_where_torch_can_and_the_same_where_not(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(kernels.attention, torch.jit.ScriptFunction)
+    outermost = (
+        attention.attention, kernels.packed_block, kernels.few_bits_block, kernels.packed_experts,
+        kernels.few_bits_experts, prompts.prompt_block,
+    )  # fmt: skip
+    assert all(isinstance(function, torch.jit.ScriptFunction) for function in outermost)
     if not compiled:
         monkeypatch.setattr(torch.jit, "script", lambda _: (_ for _ in ()).throw(RuntimeError("gone")))
 
     def double(x: Tensor) -> Tensor:
         return x * 2
 
-    assert kernels.compiled(double)(torch.ones(1)).item() == 2
-    assert (kernels.compiled(double) is double) == (not compiled)
+    assert script.compiled(double)(torch.ones(1)).item() == 2
+    assert (script.compiled(double) is double) == (not compiled)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -243,11 +250,11 @@ def test_complex_and_real_rotations_agree(rows: int, heads: int, pairs: int, sta
     frequencies = [10000 ** (-index / pairs) for index in range(pairs)]
     x = _random(rows, heads, 2 * pairs)
     turned = x.clone()
-    kernels.rotate(turned, _ops().rope(frequencies, 64).narrow(0, start, rows))
+    attention.rotate(turned, _ops().rope(frequencies, 64).narrow(0, start, rows))
     for dtype in (torch.float32, torch.bfloat16):
         real = x.to(dtype, copy=True)
         with_pairs = torch.outer(torch.arange(64.0), torch.tensor(frequencies))
-        kernels.rotate(real, torch.stack((with_pairs.cos(), with_pairs.sin()), 1).narrow(0, start, rows))
+        attention.rotate(real, torch.stack((with_pairs.cos(), with_pairs.sin()), 1).narrow(0, start, rows))
         tolerance = 1e-6 if dtype is torch.float32 else 0.03
         torch.testing.assert_close(real.float(), turned, rtol=tolerance, atol=tolerance)
 
