@@ -3,10 +3,10 @@
     python -m tests.shard.memory_child FOLDER DTYPE SLOTS CONTEXT [SCHEME [KV_DTYPE [PERCENT [ROLE]]]]
 
 SCHEME is what ``--quantize`` would be given; empty or absent, weights stay as they are. PERCENT of the vocabulary's
-rows are the last member's to score, and ROLE is ``head`` or ``last``, whose blocks are all there are. Prints a JSON
-object:
-``planned_bytes``, what a plan counts for it, and ``peak_bytes``, by how much the process's
-resident memory rose at most after everything was imported.
+rows are the last member's to score, and ROLE is ``head`` or ``last``, whose blocks are all there are, or ``roomy``: a
+head that has room for the checkpoint's file besides. Prints a JSON object: ``planned_bytes``, what a plan counts for it
+and, where they are of use, what it leaves for pages of the file, and ``peak_bytes``, by how much the process's resident
+memory rose at most after everything was imported.
 """
 
 from __future__ import annotations
@@ -99,12 +99,17 @@ def main(
     if role == "last":
         head = head_memory_bytes(ops, checkpoint.config)
         planned += rows_bytes(head, int(percent)) - head
+    roomy = role == "roomy"
+    if roomy and ops.takes_stored("BF16"):
+        planned += sum(
+            spec.end - spec.start for name, spec in checkpoint.tensors.items() if name.endswith("_proj.weight")
+        )
     forget_peak()
     before = resident("VmRSS")
     blocks = BlockRange(0, checkpoint.config.blocks)
     shard = load_shard(
-        ops, checkpoint, blocks, holds_head=role == "head", slots=slots, context=context, kv_dtype=kv_dtype,
-        scored_percent=int(percent),
+        ops, checkpoint, blocks, holds_head=role != "last", slots=slots, context=context, kv_dtype=kv_dtype,
+        scored_percent=int(percent), spare_bytes=planned if roomy else 0,
     )  # fmt: skip
     loaded = resident("VmHWM") - before
     row_bytes = checkpoint.config.hidden * DTYPE_BYTES[dtype]

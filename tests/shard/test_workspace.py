@@ -84,13 +84,14 @@ def large_checkpoint(folder: Path, blocks: int, *, tied: bool, hidden: int, **co
         ("float32", 14, False, 1024, {"quantization": {"bits": 8, "group_size": 64}}, []),
         ("bfloat16", 8, False, 768, {}, ["", "", "60", "head"]),
         ("bfloat16", 14, True, 1024, {}, ["", "", "75", "last"]),
+        ("bfloat16", 11, True, 1024, {}, ["", "", "0", "roomy"]),
     ],
 )
 def test_nothing_takes_more_than_the_plan_admitted_and_little_less(
     tmp_path: Path, dtype: str, blocks: int, tied: bool, hidden: int, config: dict[str, Any], options: list[str]
 ) -> None:
     """``options``: what ``--quantize`` and ``--kv-dtype`` would be given, and how much of the vocabulary is scored by
-    the last member, with who this is."""
+    the last member, with who this is; or that there is room for pages of the file besides."""
     folder = large_checkpoint(tmp_path, blocks, tied=tied, hidden=hidden, **config)
     command = [sys.executable, "-m", "tests.shard.memory_child", str(folder), dtype, "4", "640", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
