@@ -199,7 +199,7 @@ def handover_us() -> float:
     class Nothing:
         device = "nothing"
 
-        def forward(self, *_: object) -> bytes:
+        def forward(self, *_: object, **__: object) -> bytes:
             return b""
 
         def sample(self, *_: object) -> Draws:
