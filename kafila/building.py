@@ -12,7 +12,7 @@ from kafila.errors import SessionError
 from kafila.members import link_candidates
 from kafila.mesh import Mesh
 from kafila.plan import Plan
-from kafila.ring.agreement import EDGES, PARTS, SCORES, Assign, MemberInfo, ModelOffer
+from kafila.ring.agreement import EDGES, LAST_ROWS, PARTS, SCORES, Assign, MemberInfo, ModelOffer
 from kafila.ring.parts import is_parts
 from kafila.scoring import vocabulary_of
 from kafila.serve import Place
@@ -154,6 +154,7 @@ def make_build(
         telling_edges=frozenset(info.node_id for info in assignment.ring if EDGES in info.knows),
         scored_percent=plan.scored_percent if all(SCORES in info.knows for info in assignment.ring) else 0,
         vocab=vocabulary_of(offer.config),
+        last_rows=all(LAST_ROWS in info.knows for info in assignment.ring),
     )
     duty = None
     if not place.visiting:
