@@ -199,7 +199,7 @@ def handover_us() -> float:
     class Nothing:
         device = "nothing"
 
-        def forward(self, *_: object, last_only: bool = False) -> bytes:  # noqa: ARG002  - there are no rows
+        def forward(self, *_: object, **__: object) -> bytes:
             return b""
 
         def sample(self, *_: object) -> Draws:

@@ -12,7 +12,7 @@ from kafila.errors import SessionError
 from kafila.members import link_candidates
 from kafila.mesh import Mesh
 from kafila.plan import Plan
-from kafila.ring.agreement import EDGES, PARTS, SCORES, Assign, MemberInfo, ModelOffer
+from kafila.ring.agreement import EDGES, LAST_ROWS, PARTS, SCORES, Assign, MemberInfo, ModelOffer
 from kafila.ring.parts import is_parts
 from kafila.scoring import vocabulary_of
 from kafila.serve import Place
@@ -154,11 +154,13 @@ def make_build(
         telling_edges=frozenset(info.node_id for info in assignment.ring if EDGES in info.knows),
         scored_percent=plan.scored_percent if all(SCORES in info.knows for info in assignment.ring) else 0,
         vocab=vocabulary_of(offer.config),
+        last_rows=all(LAST_ROWS in info.knows for info in assignment.ring),
     )
     duty = None
     if not place.visiting:
-        blocks, is_head = plan.stages[place.position].blocks, place.position == 0
+        stage, is_head = plan.stages[place.position], place.position == 0
         percent = place.scored_percent if is_head or place.last else 0
-        duty = Duty(blocks, is_head, offer.slots, offer.context, offer.dtype, percent)
+        spare_bytes = max(0, stage.memory_room_bytes - stage.memory_used_bytes)
+        duty = Duty(stage.blocks, is_head, offer.slots, offer.context, offer.dtype, percent, spare_bytes)
     serving = ServingRing(place, mesh, recorder, poke=poke, on_broken=on_broken, on_coming=on_coming)
     return Build(me, offer, assignment, plan, serving, sharing, duty)

@@ -22,7 +22,7 @@ from kafila.rolling import Rolled, rolled
 from kafila.scoring import SharedDraw, is_decode, is_shared
 from kafila.serve import BatchDone, Lately, Place, Said, Send, Stage, median
 from kafila.shard.worker import Forward, Forwarded, Result, Sample, Sampled
-from kafila.types import FinishReason, NodeId, Question, SpelledLogprobs, TokenLogprobs
+from kafila.types import FinishReason, NodeId, Question, Segment, SpelledLogprobs, TokenLogprobs, last_rows
 
 STATS_EVERY_S = 1.0
 """How often members hear the head's measurements while something is being answered."""
@@ -100,6 +100,8 @@ class _Circuit:
     """A batch on its way round."""
 
     batch: Batch
+    back: tuple[Segment, ...]
+    """What comes back of the batch's segments, one for one: all their rows, or each one's last."""
     began_at: float
     own_s: float = 0.0
     hop_us: tuple[int, ...] = ()
@@ -112,6 +114,7 @@ class Head(Stage):
 
     def __init__(self, place: Place, language: Language, now: float) -> None:
         super().__init__(place)
+        self._only_last_back = place.last_rows or place.alone
         self._language = language
         self._pace = Pace(len(place.ring))
         self._scheduler = Scheduler(slots=place.slots, context=place.context, pace=self._pace)
@@ -240,8 +243,10 @@ class Head(Stage):
         while (event := self._scheduler.next_event()) is not None:
             self._told(event, now)
         while (batch := self._scheduler.next_batch()) is not None:
-            self._circuits[batch.number] = _Circuit(batch, now)
-            self._jobs.append(Forward(batch.number, batch.segments, batch.tokens, None, self.place.dtype))
+            back = last_rows(batch.segments) if self._only_last_back else batch.segments
+            self._circuits[batch.number] = _Circuit(batch, back, now)
+            alone, dtype = self.place.alone, self.place.dtype
+            self._jobs.append(Forward(batch.number, batch.segments, batch.tokens, None, dtype, last_only=alone))
         if self._lately and (now >= self._stats_due or self._scheduler.idle):
             self._stats_due = now + STATS_EVERY_S
             self._tell_stats()
@@ -307,8 +312,8 @@ class Head(Stage):
 
     def _activation(self, frame: Activation) -> None:
         circuit = self._circuits.get(frame.batch)
-        sent = None if circuit is None else (circuit.batch.segments, circuit.shared is not None)
-        if circuit is None or (frame.segments, frame.score) != sent or circuit.hop_us:
+        due = None if circuit is None else (circuit.back, circuit.shared is not None)
+        if circuit is None or (frame.segments, frame.score) != due or circuit.hop_us:
             raise ProtocolError("a batch came back that was not sent, or not as it was sent")
         if len(frame.hop_us) != len(self.place.ring) - 1:
             raise ProtocolError(f"a batch came back after {len(frame.hop_us)} members instead of all")
@@ -318,7 +323,7 @@ class Head(Stage):
     def _sample(self, circuit: _Circuit, hidden: bytes) -> None:
         batch, dtype, partial = circuit.batch, self.place.dtype, circuit.shared is not None
         self._jobs.append(
-            Sample(batch.number, batch.segments, batch.sampling, hidden, dtype, batch.histories, partial=partial)
+            Sample(batch.number, circuit.back, batch.sampling, hidden, dtype, batch.histories, partial=partial)
         )
 
     def _scores(self, scores: Scores, now: float) -> None:
@@ -338,7 +343,8 @@ class Head(Stage):
         batch = circuit.batch
         stage_s = (circuit.own_s + result.stage_s, *(hop / 1e6 for hop in circuit.hop_us))
         decode = is_decode(batch)
-        done = BatchDone(batch.number, len(batch.tokens), decode, stage_s, now - circuit.began_at)
+        rows_back = sum(segment.length for segment in circuit.back)
+        done = BatchDone(batch.number, len(batch.tokens), rows_back, decode, stage_s, now - circuit.began_at)
         self._events.append(done)
         self._pace.record(batch.segments, stage_s, done.circuit_s)
         if decode:

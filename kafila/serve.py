@@ -39,7 +39,7 @@ from kafila.ring.frames import (
 )
 from kafila.ring.ringedges import RingEdges
 from kafila.shard.worker import Failed, Forward, Forwarded, Job, Result, Score, Scored
-from kafila.types import NodeId, PathKind
+from kafila.types import NodeId, PathKind, last_rows
 
 MAX_PENDING_BATCHES = 64
 """Batches a member may hold for its worker. The head keeps one a stage on their way, so only a faulty or hostile
@@ -65,6 +65,8 @@ class Place:
     """Of the vocabulary's last rows, which the last member may be asked to score; 0: it never is."""
     vocab: int = 0
     """Rows of the vocabulary; 0: not known (a simulated model), and nothing is checked against it."""
+    last_rows: bool = False
+    """The last member sends back only each segment's last row (:data:`kafila.ring.agreement.LAST_ROWS`)."""
 
     @property
     def position(self) -> int:
@@ -125,11 +127,13 @@ class BatchDone:
     """Head only, for the trace: one batch has been round.
 
     ``stage_s`` by ring position (the head's own is embedding, blocks and sampling together), ``circuit_s`` from its
-    first job to its tokens, ``rows`` in it, ``decode`` whether every segment was one token.
+    first job to its tokens, ``rows`` in it, of which ``rows_back`` came back from the last member, ``decode`` whether
+    every segment was one token.
     """
 
     batch: int
     rows: int
+    rows_back: int
     decode: bool
     stage_s: tuple[float, ...]
     circuit_s: float
@@ -151,6 +155,7 @@ class Stage:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.edges = RingEdges(place.me, place.ring)
+        self._cuts = place.last_rows and place.last
         self._jobs: deque[Job] = deque()
         self._jobs_later: deque[Score] = deque()
         """For when nothing waits to be sent."""
@@ -198,7 +203,7 @@ class Stage:
         if frame.batch in self._passing or len(self._passing) >= MAX_PENDING_BATCHES:
             raise ProtocolError("more batches at once than the head may have on their way")
         self._passing[frame.batch] = frame
-        self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype))
+        self._jobs.append(Forward(frame.batch, frame.segments, None, frame.payload, frame.dtype, last_only=self._cuts))
 
     def _control(self, message: Control, now: float) -> None:
         match message:
@@ -251,14 +256,15 @@ class Stage:
     def _forwarded(self, result: Forwarded) -> None:
         frame = self._passing.pop(result.batch)
         hop_us = (*frame.hop_us, microseconds(result.stage_s))
+        segments = last_rows(frame.segments) if self._cuts else frame.segments
         self._send_activation(
             Activation(
-                frame.epoch, frame.batch, frame.dtype, frame.hidden, frame.segments, result.hidden, hop_us, frame.score
+                frame.epoch, frame.batch, frame.dtype, frame.hidden, segments, result.hidden, hop_us, frame.score
             )
         )
         if frame.score and self.place.last:
             self._scoring.add(frame.batch)
-            self._jobs_later.append(Score(frame.batch, frame.segments, result.hidden, frame.dtype))
+            self._jobs_later.append(Score(frame.batch, segments, result.hidden, frame.dtype))
 
     def _scored(self, result: Scored) -> None:
         self._scoring.remove(result.batch)

@@ -213,11 +213,13 @@ def _answer_facts(text: Text) -> dict[str, object]:
 
 
 def _batch_facts(done: BatchDone, place: Place) -> dict[str, object]:
+    row_bytes = 0 if place.alone else place.hidden * ITEM_BYTES[place.dtype]
     return {
         "batch": done.batch,
         "rows": done.rows,
         "phase": "decode" if done.decode else "prefill",
         "stage_s": [round(stage, 6) for stage in done.stage_s],
         "circuit_s": round(done.circuit_s, 6),
-        "hop_bytes": 0 if place.alone else done.rows * place.hidden * ITEM_BYTES[place.dtype],
+        "hop_bytes": done.rows * row_bytes,
+        "back_bytes": done.rows_back * row_bytes,
     }

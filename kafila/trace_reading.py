@@ -31,6 +31,8 @@ class Batch:
     circuit_s: float
     hop_bytes: int | None
     """Of its rows; None in traces of older versions."""
+    back_bytes: int | None
+    """Of those that the last member sent back to the head: all of them where that is not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def _take(epoch: Epoch, what: str, record: dict[str, Any]) -> None:
         if len(stages) != len(epoch.plan.stages):
             raise ValueError("another ring's batch")
         hop_bytes = record.get("hop_bytes")
+        back_bytes = hop_bytes if record.get("back_bytes") is None else record["back_bytes"]
         epoch.batches.append(
             Batch(
                 rows=_whole(record["rows"]),
@@ -112,6 +115,7 @@ def _take(epoch: Epoch, what: str, record: dict[str, Any]) -> None:
                 stage_s=stages,
                 circuit_s=_number(record["circuit_s"]),
                 hop_bytes=None if hop_bytes is None else _whole(hop_bytes),
+                back_bytes=None if back_bytes is None else _whole(back_bytes),
             )
         )
     elif what == "answer":

@@ -133,11 +133,16 @@ def _edges(epoch: Epoch) -> list[str]:
         rows.append((f"{names[ends[0]]} -> {names[ends[1]]}", last, edge.kind.value, _ms(edge.latency_s)))
     lines = ["Edges:", *_table(rows)]
     for phase, decode in (("decode", True), ("prefill", False)):
-        sizes = [batch.hop_bytes for batch in epoch.batches if batch.decode is decode and batch.hop_bytes is not None]
+        batches = [batch for batch in epoch.batches if batch.decode is decode]
+        sizes = [batch.hop_bytes for batch in batches if batch.hop_bytes is not None]
+        back = [batch.back_bytes for batch in batches if batch.back_bytes is not None]
         if sizes:
-            lines.append(
-                f"Every edge carried {sum(sizes):,} bytes of {phase} rows, median {median(sizes):,.0f} a batch."
-            )
+            carried = f"{sum(sizes):,} bytes of {phase} rows, median {median(sizes):,.0f} a batch"
+            if back == sizes:
+                lines.append(f"Every edge carried {carried}.")
+            else:
+                last = f"{sum(back):,} bytes, median {median(back):,.0f}"
+                lines.append(f"Every edge but the last carried {carried}; the last, back to the head, {last}.")
     return lines
 
 

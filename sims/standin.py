@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 
 from kafila.errors import ModelError
 from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Sampled, Score, Scored
@@ -69,9 +70,13 @@ class StandInShard:
                 return Scored(job.batch, _best(range(self._cut, VOCABULARY), tokens), 1e-4)
             case Forward():
                 rows = list(job.tokens) if job.tokens is not None else unpack(job.hidden or b"")
-                return Forwarded(job.batch, pack(self._forward(job.segments, rows)), job.dtype, 1e-3)
+                out = self._forward(job.segments, rows)
+                if job.last_only:
+                    out = [out[end - 1] for end in accumulate(segment.length for segment in job.segments)]
+                return Forwarded(job.batch, pack(out), job.dtype, 1e-3)
 
     def _forward(self, segments: Sequence[Segment], rows: list[int]) -> list[int]:
+        _check(segments, rows)
         out: list[int] = []
         for segment in segments:
             cache = self._caches.setdefault(segment.slot, [])
@@ -86,6 +91,7 @@ class StandInShard:
 
     def _sample(self, job: Sample) -> tuple[int | None, ...]:
         rows = unpack(job.hidden)
+        _check(job.segments, rows)
         tokens: list[int | None] = []
         at = 0
         histories = job.histories or (History(),) * len(job.segments)
@@ -94,6 +100,11 @@ class StandInShard:
             position = segment.start + segment.length
             tokens.append(choose(rows[at - 1], sampling, position, history) if segment.sample else None)
         return tuple(tokens)
+
+
+def _check(segments: Sequence[Segment], rows: Sequence[int]) -> None:
+    if sum(segment.length for segment in segments) != len(rows):
+        raise RuntimeError("a batch came with other rows than its segments have")
 
 
 def _best(rows: range, tokens: Sequence[int | None]) -> tuple[Best, ...]:

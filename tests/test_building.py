@@ -10,7 +10,7 @@ from kafila.building import Build, make_build
 from kafila.mesh import Mesh
 from kafila.plan import Plan
 from kafila.planning import Wishes, in_ring, make_plan
-from kafila.ring.agreement import EDGES, KNOWN, PARTS, Assign, MemberInfo, ModelOffer
+from kafila.ring.agreement import EDGES, KNOWN, PARTS, SCORES, Assign, MemberInfo, ModelOffer
 from kafila.sharing import Sharing
 from kafila.trace import Silence
 from kafila.types import Capability, ModelManifest, NodeId
@@ -85,6 +85,21 @@ def test_where_a_member_does_not_know_scores_nothing_is_divided(old: int, around
     ring = list(whole.ring)
     ring[old] = replace(ring[old], knows=(EDGES, PARTS))
     assert percents(members, replace(whole, ring=tuple(ring)), around) == [(0, 0)] * 3
+
+
+def cuts(assign: Assign, around: tuple[Mesh, Sharing]) -> set[bool]:
+    """What the members make of it, whether only last rows come back."""
+    return {built(info, assign, *around).serving._place.last_rows for info in assign.ring}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_only_last_rows_come_back_where_all_know_that(count: int, around: tuple[Mesh, Sharing]) -> None:
+    whole = assignment(infos(count))
+    assert cuts(whole, around) == {True}
+    for old in range(count):
+        ring = list(whole.ring)
+        ring[old] = replace(ring[old], knows=(EDGES, PARTS, SCORES))
+        assert cuts(replace(whole, ring=tuple(ring)), around) == {False}
 
 
 def test_a_guest_has_no_duty(around: tuple[Mesh, Sharing]) -> None:

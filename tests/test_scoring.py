@@ -330,7 +330,7 @@ def test_a_middle_member_passes_the_wish_on_and_scores_nothing() -> None:
 def test_the_last_member_sends_its_rows_on_before_it_scores() -> None:
     last = Ring(3, percent=PERCENT).stages[2]
     last.receive(True, encode_activation(ASKING), 0.0)
-    assert last.next_job() == Forward(3, ASKING.segments, None, bytes(4), "float32")
+    assert last.next_job() == Forward(3, ASKING.segments, None, bytes(4), "float32", last_only=True)
     last.result(Forwarded(3, bytes(4), "float32", 1e-3), 0.0)
     assert last.next_job() is None
     send = last.next_send()

@@ -43,10 +43,12 @@ class Ring:
     ``guests`` are linked with the head, each by a queue either way, and stand behind the members in every list.
     """
 
-    def __init__(self, members: int, guests: int = 0, percent: int = 0, vocab: int = 0) -> None:
+    def __init__(
+        self, members: int, guests: int = 0, percent: int = 0, vocab: int = 0, *, last_rows: bool = True
+    ) -> None:
         ids = tuple(node(n) for n in range(members))
         plain = [Place(me, ids, 1, 1, "float32", SLOTS, CONTEXT) for me in ids]
-        places = [replace(place, scored_percent=percent, vocab=vocab) for place in plain]
+        places = [replace(place, scored_percent=percent, vocab=vocab, last_rows=last_rows) for place in plain]
         self.stages: list[Stage] = [Head(places[0], Letters(), 0.0), *map(Stage, places[1:])]
         self.head = self.stages[0]
         self.members = members
@@ -150,13 +152,19 @@ questions = st.tuples(
     st.integers(1, 4),
     st.integers(0, 2),
     st.sampled_from([0, 10, 50, 75]),
+    st.booleans(),
     st.lists(questions, min_size=1, max_size=7),
     st.lists(st.integers(0, 9), max_size=80),
 )
 def test_every_answer_is_its_solo_answer_whatever_else_is_asked(
-    members: int, guests: int, percent: int, asked: list[tuple[int, str, Sampling, int]], picks: list[int]
+    members: int,
+    guests: int,
+    percent: int,
+    last_rows: bool,
+    asked: list[tuple[int, str, Sampling, int]],
+    picks: list[int],
 ) -> None:
-    ring = Ring(members, guests, percent)
+    ring = Ring(members, guests, percent, last_rows=last_rows)
     for n, (asker, words, sampling, max_tokens) in enumerate(asked):
         who = asker % (members + guests)
         ring.stages[who].ask(ask(n, who, words, sampling=sampling, max_tokens=max_tokens), ring.now)

@@ -43,6 +43,7 @@ def batch(stage_s: tuple[float, ...], *, rows: int = 1, phase: str = "decode") -
         "stage_s": list(stage_s),
         "circuit_s": sum(stage_s) + 0.01,
         "hop_bytes": 64 * rows,
+        "back_bytes": 64 if phase == "prefill" else 64 * rows,
     }
 
 
@@ -106,7 +107,10 @@ def test_the_report_tells_stages_circuit_prefill_edges_and_answers(tmp_path: Pat
     assert "not seen from here" in edges[f"{made.names[1]} -> {made.names[2]}"]
     assert " relayed " in edges[f"{made.names[2]} -> {made.names[0]}"]
     assert "Every edge carried 320 bytes of decode rows, median 64 a batch." in text
-    assert "Every edge carried 1,920 bytes of prefill rows" in text
+    assert (
+        "Every edge but the last carried 1,920 bytes of prefill rows, median 1,920 a batch; "
+        "the last, back to the head, 64 bytes, median 64."
+    ) in text
     assert "1 answers: median 5.0 tokens/s, first token after 0.50 s." in text
 
 
@@ -194,9 +198,16 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
 
 def test_batches_of_an_older_version_have_no_bytes(tmp_path: Path) -> None:
     facts = batch((0.1, 0.2, 0.3))
-    del facts["hop_bytes"]
+    del facts["hop_bytes"], facts["back_bytes"]
     path = written(tmp_path / "t", [("plan", {"plan": plan().to_json()}), ("batch", facts)])
     assert "Every edge carried" not in report(read_trace(path))
+
+
+def test_where_nothing_is_said_of_what_came_back_all_rows_did(tmp_path: Path) -> None:
+    facts = batch((0.1, 0.2, 0.3), rows=30, phase="prefill")
+    del facts["back_bytes"]
+    path = written(tmp_path / "t", [("plan", {"plan": plan().to_json()}), ("batch", facts)])
+    assert "Every edge carried 1,920 bytes of prefill rows, median 1,920 a batch." in report(read_trace(path))
 
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ PARTS = "parts"
 """A member that knows this answers to ``kafila.ring.parts`` over its links."""
 SCORES = "scores"
 """A member that knows this passes on what asks for ``frames.Scores``, and as the last of a ring sends them."""
-KNOWN = (EDGES, PARTS, SCORES)
+LAST_ROWS = "last-rows"
+"""A member that knows this, as the last of a ring, sends back only the rows that tokens may be drawn from
+(:func:`kafila.types.last_rows`), and as the head expects no others."""
+KNOWN = (EDGES, PARTS, SCORES, LAST_ROWS)
 """What this version knows beyond the messages that every member of :data:`PROTOCOL_VERSION` does. A member is sent
 nothing that it does not name, for what it cannot read ends its session."""
 

@@ -52,7 +52,8 @@ class Activation:
     """Hidden rows of one ragged batch.
 
     ``payload`` holds ``sum(segment.length) x hidden`` numbers of ``dtype``, row-major, little-endian. ``hop_us`` lists
-    the stage time of every member passed so far, in microseconds, so the head sees the whole circuit.
+    the stage time of every member passed so far, in microseconds, so the head sees the whole circuit. The last member
+    may send each segment's last row alone (:data:`kafila.ring.agreement.LAST_ROWS`).
     """
 
     epoch: int

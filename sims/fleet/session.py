@@ -291,7 +291,7 @@ def _hops(logs: Sequence[Sequence[Passage]], since: float, until: float) -> list
         after = logs[(place + 1) % len(logs)]
         closes = place == len(logs) - 1
         left = {one.batch: one.done_at for one in log if one.is_decode and not one.draws}
-        came = {one.batch: one.arrived_at for one in after if one.is_decode and one.draws is closes}
+        came = {one.batch: one.arrived_at for one in after if one.draws is closes}
         hops.append(
             median(came[batch] - done for batch, done in left.items() if batch in came and since <= done <= until)
         )

@@ -38,6 +38,7 @@ class Passage:
     """The head's second job of a batch, after its rows have been round; the last member's, once it has sent them."""
     rows: int
     is_decode: bool
+    """Whether every segment is one row. Drawing from a prompt looks so too, where only last rows come back."""
     arrived_at: float
     done_at: float = 0.0
 
@@ -128,6 +129,7 @@ class SimulatedWorker:
 
     def _result(self, job: Job, rows: int, takes_s: float) -> Result:
         if isinstance(job, Forward):
+            rows = len(job.segments) if job.last_only else rows
             return Forwarded(job.batch, bytes(rows * self._model.hidden_bytes), job.dtype, takes_s)
         if isinstance(job, Score):
             return Scored(job.batch, tuple(_SECOND for segment in job.segments if segment.sample), takes_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,19 @@ class FakeStage:
         self.may_go = threading.Event()
         self.may_go.set()
         self.interrupted = False
+        self.last_only: list[bool] = []
         self.threads: set[int] = set()
 
     def forward(
-        self, segments: Sequence[Segment], tokens: Sequence[int] | None, hidden: bytes | None, dtype: str
+        self,
+        segments: Sequence[Segment],
+        tokens: Sequence[int] | None,
+        hidden: bytes | None,
+        dtype: str,
+        *,
+        last_only: bool = False,
     ) -> bytes:
+        self.last_only.append(last_only)
         self.threads.add(threading.get_ident())
         self.entered.set()
         assert self.may_go.wait(PATIENCE_S)
@@ -154,6 +163,17 @@ def test_jobs_are_done_in_order_on_one_thread(stage: FakeStage, results: Results
     worker.stop()
     assert stage.threads == results.threads
     assert threading.get_ident() not in stage.threads
+
+
+def test_a_stage_is_told_whether_last_rows_are_all_that_is_wanted(
+    stage: FakeStage, results: Results, start: Start
+) -> None:
+    worker = start(lambda: stage)
+    results.next()
+    worker.submit(_forward(1))
+    worker.submit(replace(_forward(2), last_only=True))
+    assert [results.next(), results.next()] == [Forwarded(n, b"abcfloat16", "float16", 1.0) for n in (1, 2)]
+    assert stage.last_only == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,19 @@ def test_the_same_seed_gives_the_same_session_and_an_uplink_its_own_time(tmp_pat
     assert 8192 * 8 / 2e6 < up.hop_s - down.hop_s < 1.25 * 8192 * 8 / 2e6
 
 
+def test_a_prompts_rows_do_not_wait_for_the_last_uplink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = written(tmp_path, FRIENDS.replace("uplink_mbps = 2\n", "") + "uplink_mbps = 2\n")
+    trial = replace(SHORT, fleet=own, network=Net.PATHS, prompt_tokens=64)
+    cut = served(trial)
+    assert cut.names == ("tower", "friend")
+    monkeypatch.setattr("kafila.members.KNOWN", ())
+    whole = served(trial)
+    row_s = 8192 * 8 / 2e6
+    assert cut.first_token_s < 2 * cut.circuit_s
+    assert 63 * row_s < whole.first_token_s - cut.first_token_s < 1.25 * 63 * row_s
+    assert whole.one_user == pytest.approx(cut.one_user, rel=0.01)
+
+
 def test_twelve_members(tmp_path: Path) -> None:
     members = "\n".join(
         f'[[member]]\nname = "m{n}"\nmemory_gb = 4\nbandwidth_gbps = {60 + 5 * n}\nlan = "hall"' for n in range(12)

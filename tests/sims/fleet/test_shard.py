@@ -55,6 +55,17 @@ async def test_scores_take_their_part_of_the_vocabulary_and_the_next_job_waits(a
     assert next_at == pytest.approx(scored_at + sent_at)
 
 
+@pytest.mark.parametrize(("last_only", "rows"), [(False, 12), (True, 2)])
+async def test_a_prompts_rows_come_back_all_or_the_last_of_each(
+    autojump_clock: MockClock, last_only: bool, rows: int
+) -> None:
+    prompts = (Segment(0, 5, 9, False), Segment(1, 0, 3, True))
+    ((took_s, result),) = await did(0, Forward(0, prompts, None, b"", "bfloat16", last_only), holds_head=False)
+    assert isinstance(result, Forwarded)
+    assert len(result.hidden) == rows * MODEL.hidden_bytes
+    assert took_s == pytest.approx(DEVICE.forward_s(MODEL, 2, prompts, 2))
+
+
 async def test_the_head_draws_from_the_rest_and_the_better_is_what_it_would_have_drawn(
     autojump_clock: MockClock,
 ) -> None:
