@@ -47,8 +47,9 @@ def paired(y: Tensor, into: Tensor) -> None:
     """Rows of heads whose pairs are halves apart, (rows, heads * head_dim), to ``into``, (rows, heads, head_dim), where
     they are neighbours."""
     rows, heads, dim = into.size(0), into.size(1), into.size(2)
-    halves = y.view(rows, heads, 2, dim // 2).transpose(2, 3)
-    into.view(rows, heads, dim // 2, 2).copy_(halves)
+    # First in their order, then in float32: both at once takes more than twice as long.
+    neighbours = y.view(rows, heads, 2, dim // 2).transpose(2, 3).contiguous()
+    into.copy_(neighbours.view(rows, heads, dim))
 
 
 @compiled
