@@ -46,6 +46,7 @@ from kafila.shard.ops import (
     QuantizedTensor,
     ScoredRows,
 )
+from kafila.shard.pairs import pair_order
 from kafila.shard.quantize import quantize, to_float32
 from kafila.shard.stored import StoredBlocks
 from kafila.types import BlockRange, TensorSpec
@@ -198,15 +199,6 @@ def _experts(ops: Ops[T], shape: ExpertShape, weights: Weights) -> Experts[T]:
     )
     router = ops.matrix([weights.matrix(ROUTER.removesuffix(".weight"))], None)
     return Experts(router, ops.expert_bank(parts, shape.count), shape.active, shape.normalised)
-
-
-def pair_order(tensor: HostTensor, heads: int) -> HostTensor:
-    """Rows of each of ``heads`` heads from the checkpoint's order (i with i + half) to neighbours; 0: as they are."""
-    if not heads:
-        return tensor
-    data = tensor.data
-    halves = data.reshape(heads, 2, -1, *data.shape[1:])
-    return HostTensor(tensor.dtype, np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(data.shape))
 
 
 def _matrix_in_pair_order(matrix: HostMatrix, heads: int) -> HostMatrix:

@@ -139,12 +139,13 @@ class BlockWeights(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block's plain matrices as their checkpoint stores them, in memory mapped from its file: those of q, k, v, o,
-    up, gate and down, each (outputs, inputs), all of one dtype. Not writable."""
+    """A block's plain matrices as their checkpoint stores them, each (outputs, inputs), all of one dtype: qkv as in
+    `BlockWeights`, in memory of its own, and those of o, up, gate and down in memory mapped from the file, not
+    writable."""
 
     weights: tuple[HostTensor, ...]
     biases: tuple[HostTensor | None, ...]
-    """Of each, (outputs,), in memory of their own."""
+    """Of each, (outputs,)."""
 
 
 @dataclass(frozen=True, slots=True)

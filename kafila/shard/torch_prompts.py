@@ -43,16 +43,6 @@ def stored_tensors(stored: StoredBlock) -> tuple[List[Tensor], List[Optional[Ten
 
 
 @compiled
-def paired(y: Tensor, into: Tensor) -> None:
-    """Rows of heads whose pairs are halves apart, (rows, heads * head_dim), to ``into``, (rows, heads, head_dim), where
-    they are neighbours."""
-    rows, heads, dim = into.size(0), into.size(1), into.size(2)
-    # First in their order, then in float32: both at once takes more than twice as long.
-    neighbours = y.view(rows, heads, 2, dim // 2).transpose(2, 3).contiguous()
-    into.copy_(neighbours.view(rows, heads, dim))
-
-
-@compiled
 def prompt_block(
     x: Tensor,
     attention_weight: Tensor,
@@ -78,20 +68,16 @@ def prompt_block(
 ) -> Tensor:
     """`torch_kernels.packed_block` over matrices in their own dtype, as they are stored. ``x`` (float32) is reused.
 
-    ``weights`` are those of q, k, v, o, up, gate and down, each (outputs, inputs).
+    ``weights`` are those of qkv, o, up, gate and down, each (outputs, inputs).
     """
-    rows, dim, dtype = x.size(0), kv.size(4), weights[0].dtype
+    dtype = weights[0].dtype
     y = rms_norm(x, attention_weight, attention_floor).to(dtype)
-    qkv = x.new_empty([rows, heads + 2 * kv_heads, dim])
-    paired(F.linear(y, weights[0], biases[0]), qkv.narrow(1, 0, heads))
-    paired(F.linear(y, weights[1], biases[1]), qkv.narrow(1, heads, kv_heads))
-    qkv.narrow(1, heads + kv_heads, kv_heads).copy_(F.linear(y, weights[2], biases[2]).view(rows, kv_heads, dim))
-    y = qkv.view(rows, (heads + 2 * kv_heads) * dim)
+    y = F.linear(y, weights[0], biases[0]).float()
     y = attention(y, qk_weight, qk_floor, kv, rope, spans, masks, heads, kv_heads, window, scale, cap).to(dtype)
-    y = normed(F.linear(y, weights[3], biases[3]), attended_weight, attention_floor)
+    y = normed(F.linear(y, weights[1], biases[1]), attended_weight, attention_floor)
     x = attending(x, spans, masks).add_(y)
     y = rms_norm(x, mlp_weight, mlp_floor).to(dtype)
-    up, gate = F.linear(y, weights[4], biases[4]), F.linear(y, weights[5], biases[5])
+    up, gate = F.linear(y, weights[2], biases[2]), F.linear(y, weights[3], biases[3])
     y = F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)
-    y = F.linear(y.mul_(up), weights[6], biases[6])
+    y = F.linear(y.mul_(up), weights[4], biases[4])
     return x.add_(normed(y, mlp_out_weight, mlp_floor))

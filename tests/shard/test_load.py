@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafila.errors import KafilaError, ModelIncomplete
-from kafila.shard.load import load_shard, map_tensor, pair_order, read_tensor
+from kafila.shard.load import load_shard, map_tensor, read_tensor
 from kafila.shard.manifest import Checkpoint, open_checkpoint
-from kafila.shard.ops import HostTensor
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import BlockRange, Segment, TensorSpec
 from tests.shard.checkpoints import make_checkpoint
@@ -97,18 +96,6 @@ def test_reading_and_mapping_give_the_same_bytes(
         assert tensor.data.tobytes() == data
         tensor.data[0] = 0  # private: the file stays
     assert (folder / "f").read_bytes() == bytes(start) + data + b"more"
-
-
-@given(heads=st.integers(1, 4), pairs=st.integers(1, 5), width=st.integers(1, 3))
-def test_pair_order_puts_the_halves_of_a_head_beside_each_other(heads: int, pairs: int, width: int) -> None:
-    rows = heads * 2 * pairs
-    data = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
-    turned = pair_order(HostTensor("F32", data), heads).data
-    for head in range(heads):
-        for pair in range(pairs):
-            base = head * 2 * pairs
-            assert (turned[base + 2 * pair] == data[base + pair]).all()
-            assert (turned[base + 2 * pair + 1] == data[base + pairs + pair]).all()
 
 
 def test_norms_of_q_and_k_must_be_of_one_dtype(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kafila.shard.load import pair_order, read_tensor
+from kafila.shard.load import read_tensor
 from kafila.shard.manifest import open_checkpoint
-from kafila.shard.ops import Ops
+from kafila.shard.ops import HostTensor, Ops
+from kafila.shard.pairs import pair_order
 from kafila.shard.schemes import with_scheme
-from kafila.shard.stored import MATRICES, StoredBlocks
+from kafila.shard.stored import ATTENTION, MATRICES, StoredBlocks
 from kafila.shard.torch_ops import TorchOps
 from tests.shard.checkpoints import make_checkpoint
 from tests.shard.test_experts import SMALL
@@ -46,20 +47,23 @@ def test_a_block_is_what_its_file_holds(tmp_path: Path, dtype: str, *, sharded: 
     for index in (0, 3):
         block = blocks.block(ops_taking("BF16", "F32", "F16"), index)
         assert block is not None
-        for name, weight, bias in zip(MATRICES, block.weights, block.biases, strict=True):
-            module = f"model.layers.{index}.{name}"
-            expected = read_tensor(folder, checkpoint.tensors[f"{module}.weight"])
-            assert weight.dtype == expected.dtype
-            assert not weight.data.flags.writeable
-            np.testing.assert_array_equal(weight.data, expected.data)
-            if name.startswith("mlp"):
-                assert bias is None
-            else:
-                assert bias is not None
-                np.testing.assert_array_equal(bias.data, read_tensor(folder, checkpoint.tensors[f"{module}.bias"]).data)
-    q = blocks.block(ops_taking("BF16", "F32", "F16"), 0)
-    assert q is not None
-    assert not np.array_equal(q.weights[0].data, pair_order(q.weights[0], checkpoint.config.heads).data)
+
+        def expected(name: str, heads: int = 0, *, of: int = index) -> HostTensor:
+            return pair_order(read_tensor(folder, checkpoint.tensors[f"model.layers.{of}.{name}"]), heads)
+
+        heads = (checkpoint.config.heads, checkpoint.config.kv_heads, 0)
+        for kind, (qkv, o, *others) in (("weight", block.weights), ("bias", block.biases)):
+            assert qkv is not None
+            assert o is not None
+            parts = [expected(f"{name}.{kind}", count) for name, count in zip(ATTENTION, heads, strict=True)]
+            assert {qkv.dtype, o.dtype} == {part.dtype for part in parts}
+            np.testing.assert_array_equal(qkv.data, np.concatenate([part.data for part in parts]))
+            np.testing.assert_array_equal(o.data, expected(f"self_attn.o_proj.{kind}").data)
+            assert not o.data.flags.writeable
+            for name, other in zip(MATRICES[4:], others, strict=True):
+                assert (other is None) == (kind == "bias")
+                if other is not None:
+                    np.testing.assert_array_equal(other.data, expected(f"{name}.{kind}").data)
 
 
 def test_blocks_are_mapped_while_there_is_room(tmp_path: Path) -> None:
