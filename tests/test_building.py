@@ -102,6 +102,21 @@ def test_only_last_rows_come_back_where_all_know_that(count: int, around: tuple[
         assert cuts(replace(whole, ring=tuple(ring)), around) == {False}
 
 
+def test_what_a_plan_leaves_of_a_members_room_may_be_used_for_prompts(around: tuple[Mesh, Sharing]) -> None:
+    members = infos(3)
+    assign = assignment(members)
+    plan = Plan.from_json(assign.plan)
+    for info, stage in zip(assign.ring, plan.stages, strict=True):
+        duty = built(info, assign, *around).duty
+        assert duty is not None
+        assert duty.spare_bytes == stage.memory_room_bytes - stage.memory_used_bytes > 0
+    full = tuple(replace(stage, memory_used_bytes=stage.memory_room_bytes + 1) for stage in plan.stages)
+    crammed = replace(assign, plan=replace(plan, stages=full).to_json())
+    duty = built(assign.ring[1], crammed, *around).duty
+    assert duty is not None
+    assert duty.spare_bytes == 0
+
+
 def test_a_guest_has_no_duty(around: tuple[Mesh, Sharing]) -> None:
     members = infos(2)
     guest = replace(members[0], node_id=NodeId(b"a guest!"), name="guest")
