@@ -33,10 +33,11 @@ from torch import Tensor
 from kafila.shard.config import DecoderConfig
 from kafila.shard.decoder import logits_of
 from kafila.shard.formats import Affine
-from kafila.shard.load import load_shard, read_tensor
+from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, model_manifest, open_checkpoint
 from kafila.shard.quantize import to_float32
 from kafila.shard.schemes import with_scheme
+from kafila.shard.tensor_files import read_tensor
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import BlockRange, Segment
 

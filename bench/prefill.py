@@ -28,6 +28,7 @@ from kafila.ring.pace import Pace
 from kafila.shard.decoder import Shard
 from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, open_checkpoint
+from kafila.shard.stored import COMPILED_BYTES
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import BlockRange, Sampling, Segment, last_rows
 
@@ -69,7 +70,7 @@ def theirs(model: Any, tokens: Sequence[int]) -> None:
 def shard_of(checkpoint: Checkpoint, dtype: str, threads: int, count: int, *, tight: bool = False) -> Shard[Any]:
     """A whole model."""
     ops, blocks = TorchOps("cpu", dtype, threads=threads), BlockRange(0, checkpoint.config.blocks)
-    spare = 0 if tight else sum(spec.end - spec.start for spec in checkpoint.tensors.values())
+    spare = 0 if tight else COMPILED_BYTES + sum(spec.end - spec.start for spec in checkpoint.tensors.values())
     return load_shard(ops, checkpoint, blocks, holds_head=True, slots=1, context=count, spare_bytes=spare)
 
 

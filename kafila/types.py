@@ -164,7 +164,7 @@ def last_rows(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a request's tokens are drawn. ``temperature`` 0 is greedy. ``seed`` with the position of the token decides
-    the draw, so an answer does not depend on what else shares its batch."""
+    the draw, whatever else shares its batch."""
 
     temperature: float = 0.0
     top_k: int = 0

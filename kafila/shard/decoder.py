@@ -29,6 +29,7 @@ from kafila.shard.ops import (
     ScoredRows,
 )
 from kafila.shard.sample import best_of, draw_all
+from kafila.shard.stored import StoredBlocks
 from kafila.shard.worker import Draws
 from kafila.types import Best, BlockRange, History, Sampling, Segment
 
@@ -85,11 +86,14 @@ class Shard(Generic[T]):
         head: HeadWeights[T] | None,
         cache: KvCache[T],
         scored: ScoredRows[T] | None = None,
+        stored: StoredBlocks | None = None,
     ) -> None:
-        """``weights`` are those of ``blocks``, in order; ``scored``: the vocabulary's last rows, at the last member."""
+        """``weights`` are those of ``blocks``, in order; ``scored``: the vocabulary's last rows, at the last member;
+        ``stored``: where `BlockWeights.stored` come from."""
         self.weights = tuple(weights)
         self.head = head
         self.scored = scored
+        self._stored = stored
         self._ops = ops
         self._config = config
         self._cache = cache
@@ -197,7 +201,9 @@ class Shard(Generic[T]):
 
     def _run(self, x: T, placements: Sequence[Placement[T]], rows: int, *, last_only: bool) -> T:
         """``placements``: one a kind of rotation."""
-        blocks = self._blocks if rows < PROMPT_ROWS else self._prompt_blocks
+        blocks = self._blocks if rows < PROMPT_ROWS or not self._may_read_files() else self._prompt_blocks
+        if last_only and not blocks:
+            return self._ops.take_rows(x, placements[0].last_rows())
         final = len(blocks) - 1 if last_only else -1
         run: Callable[[T, T, Placement[T]], T]
         for index, (run, kv, turned_by) in enumerate(zip(blocks, self._cache.storage, self._turned_by, strict=True)):
@@ -206,6 +212,10 @@ class Shard(Generic[T]):
             placement = placements[turned_by]
             x = run(x, kv, placement if index != final else replace(placement, last_only=True, masks={}))
         return x
+
+    def _may_read_files(self) -> bool:
+        """What was read of a file once is what a member answers with, whatever becomes of the file."""
+        return self._stored is None or self._stored.unchanged()
 
     def _embed(self, segments: Sequence[Segment], tokens: Sequence[int]) -> T:
         head = self._need_head()

@@ -6,12 +6,10 @@ embedding is mapped rather than read: a token needs one row of it.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -49,17 +47,10 @@ from kafila.shard.ops import (
 from kafila.shard.pairs import pair_order
 from kafila.shard.quantize import quantize, to_float32
 from kafila.shard.stored import StoredBlocks
+from kafila.shard.tensor_files import map_tensor, read_tensor
 from kafila.types import BlockRange, TensorSpec
 
 T = TypeVar("T")
-
-_NUMPY: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "BF16": np.dtype("<u2"),
-    "F16": np.dtype("<f2"),
-    "U32": np.dtype("<u4"),
-}
-"""safetensors stores little-endian. numpy has no bfloat16; its bits are carried as integers."""
 
 Read = Callable[[Path, TensorSpec], HostTensor]
 """`read_tensor` or `map_tensor`."""
@@ -81,35 +72,6 @@ class Weights(Protocol):
     def expert(self, index: int, name: str) -> HostMatrix:
         """A weight of one expert, likewise: ``up_proj``."""
         ...
-
-
-def read_tensor(folder: Path, spec: TensorSpec) -> HostTensor:
-    """A tensor's bytes, and no others of its file. Raises ModelIncomplete when they are not there any more."""
-    data = np.empty(spec.shape, _NUMPY[spec.dtype])
-    path = folder / spec.file
-    try:
-        with path.open("rb", buffering=0) as stream:
-            stream.seek(spec.start)
-            _fill(stream.fileno(), data.reshape(-1).view(np.uint8).data)
-    except (OSError, EOFError) as error:
-        raise ModelIncomplete(f"{path}: {spec.name} cannot be read ({error}): download the checkpoint again") from error
-    return HostTensor(spec.dtype, data)
-
-
-def map_tensor(folder: Path, spec: TensorSpec) -> HostTensor:
-    """A tensor mapped from its file: pages are read as they are touched, and written ones are private."""
-    path = folder / spec.file
-    begin = spec.start - spec.start % mmap.ALLOCATIONGRANULARITY
-    try:
-        with path.open("rb") as stream:
-            # ValueError: the file has become shorter than what is to be mapped.
-            mapped = mmap.mmap(stream.fileno(), spec.end - begin, access=mmap.ACCESS_COPY, offset=begin)
-    except (OSError, ValueError) as error:
-        raise ModelIncomplete(f"{path}: {spec.name} cannot be read ({error}): download the checkpoint again") from error
-    items = np.frombuffer(mapped, np.uint8, spec.end - spec.start, spec.start - begin)
-    if spec.start % _NUMPY[spec.dtype].itemsize:  # legal in the format, though no writer in use does it
-        items = items.copy()
-    return HostTensor(spec.dtype, items.view(_NUMPY[spec.dtype]).reshape(spec.shape))
 
 
 def load_shard(
@@ -146,7 +108,7 @@ def load_shard(
             loaded.append(replace(weights, stored=stored.block(ops, index)))
         head = _load_head(ops, checkpoint, first) if holds_head else None
         scored = _load_scored(ops, checkpoint, first) if first and not holds_head else None
-        return Shard(ops, config, blocks, loaded, head, cache, scored)
+        return Shard(ops, config, blocks, loaded, head, cache, scored, stored)
 
 
 def build_block(ops: Ops[T], config: DecoderConfig, weights: Weights, *, sparse: bool = False) -> BlockWeights[T]:
@@ -310,12 +272,3 @@ def _embedding(ops: Ops[T], checkpoint: Checkpoint) -> HostMatrix:
 
 def _quantizes(config: DecoderConfig) -> bool:
     return config.quantization is not None and not config.quantization.stored
-
-
-def _fill(descriptor: int, into: memoryview) -> None:
-    """Read until ``into`` is full: one read returns at most 2 GiB on Linux."""
-    while into:
-        count = os.readv(descriptor, [into])
-        if not count:
-            raise EOFError("the file has become shorter")
-        into = into[count:]

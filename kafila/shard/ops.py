@@ -39,7 +39,7 @@ class HostTensor:
     dtype: str
     """The safetensors name: ``F32``, ``BF16``, ``F16``."""
     data: npt.NDArray[Any]
-    """Of the tensor's shape; writable, or in memory mapped copy-on-write."""
+    """Of the tensor's shape; writable, or in memory mapped copy-on-write (those of a `StoredBlock`: read-only)."""
 
 
 @dataclass(frozen=True, slots=True)

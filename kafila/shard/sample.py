@@ -1,7 +1,7 @@
 """Drawing the next token from logits.
 
-The randomness of a draw is a function of the request's seed and the token's position alone: no generator is kept, so an
-answer does not depend on what else shares its batch, and drawing a position again gives the same token.
+The randomness of a draw is a function of the request's seed and the token's position alone: no generator is kept, so a
+draw does not depend on what else shares its batch, and drawing from the same logits again gives the same token.
 """
 
 from __future__ import annotations

@@ -134,7 +134,8 @@ def _pass_bytes(config: DecoderConfig, context: int, slots: int) -> int:
         mlp = max(mlp, 3 * config.experts.active * (config.hidden + config.experts.intermediate))
     activations = rows * (4 * config.hidden + max(attention, mlp)) * _FLOAT
     seen = context * 2 * keys * _FLOAT
-    masks = PASS_ROWS * context * (1 + _FLOAT)
+    seen_by = [min(context, window + PASS_ROWS) if window else context for window in set(config.windows)]
+    masks = PASS_ROWS * (_FLOAT * sum(seen_by) + 2 * max(seen_by))  # kept for every window; one in making
     if config.score_cap:  # no kernel keeps such scores to itself
         masks += 3 * CAPPED_ROWS * config.heads * context * _FLOAT
     return activations + seen + masks

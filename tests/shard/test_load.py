@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafila.errors import KafilaError, ModelIncomplete
-from kafila.shard.load import load_shard, map_tensor, read_tensor
+from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, open_checkpoint
+from kafila.shard.tensor_files import map_tensor, read_tensor
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import BlockRange, Segment, TensorSpec
 from tests.shard.checkpoints import make_checkpoint

@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from kafila.errors import ModelIncomplete
 from kafila.shard.formats import Affine
-from kafila.shard.load import host_matrix, load_shard, read_tensor
+from kafila.shard.load import host_matrix, load_shard
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.ops import AttentionShape, Mlp, QuantizedTensor
 from kafila.shard.quantize import dequantize, to_float32
 from kafila.shard.schemes import SCHEMES, with_scheme
+from kafila.shard.tensor_files import read_tensor
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import BlockRange, Segment
 from tests.shard.checkpoints import make_checkpoint, reference_answer, reference_logits

@@ -18,12 +18,13 @@ from kafila.errors import FetchFailed, ModelIncomplete, ModelNotFound, Unsupport
 from kafila.shard.cache_folder import cached
 from kafila.shard.chat import ChatFormat
 from kafila.shard.journal import SparseFile, Version, recorded
-from kafila.shard.load import load_shard, read_tensor
+from kafila.shard.load import load_shard
 from kafila.shard.manifest import Checkpoint, open_checkpoint, own_specs, own_tensors
 from kafila.shard.patience import Patience
 from kafila.shard.ranges import total
 from kafila.shard.remote import RemoteCheckpoint
 from kafila.shard.source import parse_source
+from kafila.shard.tensor_files import read_tensor
 from kafila.shard.torch_ops import TorchOps
 from kafila.types import BlockRange, Segment, TensorSpec
 from tests.integration.models import TEMPLATE, talking_checkpoint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kafila.shard.load import read_tensor
 from kafila.shard.manifest import open_checkpoint
 from kafila.shard.ops import HostTensor, Ops
 from kafila.shard.pairs import pair_order
+from kafila.shard.quantize import to_float32
 from kafila.shard.schemes import with_scheme
-from kafila.shard.stored import ATTENTION, MATRICES, StoredBlocks
+from kafila.shard.stored import ATTENTION, COMPILED_BYTES, OTHERS, StoredBlocks
+from kafila.shard.tensor_files import read_tensor
 from kafila.shard.torch_ops import TorchOps
 from tests.shard.checkpoints import make_checkpoint
 from tests.shard.test_experts import SMALL
@@ -49,7 +52,8 @@ def test_a_block_is_what_its_file_holds(tmp_path: Path, dtype: str, *, sharded: 
         assert block is not None
 
         def expected(name: str, heads: int = 0, *, of: int = index) -> HostTensor:
-            return pair_order(read_tensor(folder, checkpoint.tensors[f"model.layers.{of}.{name}"]), heads)
+            tensor = read_tensor(folder, checkpoint.tensors[f"model.layers.{of}.{name}"])
+            return pair_order(HostTensor("F32", to_float32(tensor)) if name.endswith("bias") else tensor, heads)
 
         heads = (checkpoint.config.heads, checkpoint.config.kv_heads, 0)
         for kind, (qkv, o, *others) in (("weight", block.weights), ("bias", block.biases)):
@@ -59,8 +63,8 @@ def test_a_block_is_what_its_file_holds(tmp_path: Path, dtype: str, *, sharded: 
             assert {qkv.dtype, o.dtype} == {part.dtype for part in parts}
             np.testing.assert_array_equal(qkv.data, np.concatenate([part.data for part in parts]))
             np.testing.assert_array_equal(o.data, expected(f"self_attn.o_proj.{kind}").data)
-            assert not o.data.flags.writeable
-            for name, other in zip(MATRICES[4:], others, strict=True):
+            assert o.data.flags.writeable == (kind == "bias")
+            for name, other in zip(OTHERS[1:], others, strict=True):
                 assert (other is None) == (kind == "bias")
                 if other is not None:
                     np.testing.assert_array_equal(other.data, expected(f"{name}.{kind}").data)
@@ -68,10 +72,10 @@ def test_a_block_is_what_its_file_holds(tmp_path: Path, dtype: str, *, sharded: 
 
 def test_blocks_are_mapped_while_there_is_room(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_checkpoint(tmp_path, "llama", dtype="bfloat16"))
-    specs = [checkpoint.tensors[f"model.layers.0.{name}.weight"] for name in MATRICES]
+    specs = [checkpoint.tensors[f"model.layers.0.{name}.weight"] for name in (*ATTENTION, *OTHERS)]
     size = sum(spec.end - spec.start for spec in specs)
     for spare, count in ((0, 0), (size - 1, 0), (size, 1), (3 * size - 1, 2), (9 * size, 4)):
-        blocks = StoredBlocks(checkpoint, spare)
+        blocks = StoredBlocks(checkpoint, COMPILED_BYTES + spare)
         assert [blocks.block(ops_taking("BF16"), index) is not None for index in range(4)] == [
             index < count for index in range(4)
         ]
@@ -105,3 +109,24 @@ def test_what_cannot_be_mapped_is_left(tmp_path: Path, fault: str) -> None:
         changed = odd if fault == "at an odd place" else replace(spec, dtype="F16")
         checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, name: changed})
     assert StoredBlocks(checkpoint, PLENTY).block(ops_taking("BF16", "F16"), 0) is None
+
+
+@pytest.mark.parametrize("change", ["nothing", "its length", "its time", "another in its place", "gone"])
+def test_whether_files_are_what_they_were(tmp_path: Path, change: str) -> None:
+    folder = make_checkpoint(tmp_path, "llama", dtype="bfloat16")
+    blocks = StoredBlocks(open_checkpoint(folder), PLENTY)
+    assert blocks.unchanged()
+    assert blocks.block(ops_taking("BF16"), 0) is not None
+    assert blocks.unchanged()
+    file = folder / "model.safetensors"
+    if change == "its length":
+        with file.open("ab") as stream:
+            stream.write(b"more")
+    elif change == "its time":
+        os.utime(file, ns=(1, 1))
+    elif change == "another in its place":
+        shutil.copy2(file, tmp_path / "copy")
+        (tmp_path / "copy").replace(file)
+    elif change == "gone":
+        file.unlink()
+    assert blocks.unchanged() == (change == "nothing")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+import torch.nn.functional as F  # noqa: N812  - torch's own name for it
 
 from kafila.shard import torch_prompts as prompts
 from kafila.shard.decoder import logits_of
@@ -19,6 +22,12 @@ from tests.shard.test_decoder import CASES
 
 ROWS = PROMPT_ROWS + 9
 TOKENS = [index * 29 % VOCAB for index in range(ROWS)]
+
+
+pytestmark = pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines,
+    reason="without packed matrices there is nothing that stored ones are quicker than",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +99,7 @@ def test_last_rows_alone(case: str, tmp_path: Path) -> None:
 
 
 def test_few_rows_go_through_packed_matrices(tmp_path: Path) -> None:
-    """A token's numbers do not depend on what prompts use."""
+    """Numbers of a batch with few rows do not depend on what prompts use."""
     folder = make_checkpoint(tmp_path, "llama", dtype="bfloat16")
     rows = PROMPT_ROWS - 1
     segments = [Segment(0, 0, rows, sample=True)]
@@ -121,5 +130,60 @@ def test_what_processors_multiply(monkeypatch: pytest.MonkeyPatch, known: dict[s
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
     assert prompts.multiplies_bfloat16() == multiplies
-    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in older versions
-    assert not prompts.multiplies_bfloat16()
+
+
+@pytest.mark.parametrize("multiplies", [True, False, None])
+def test_what_processors_multiply_in_older_versions(monkeypatch: pytest.MonkeyPatch, multiplies: bool | None) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported", raising=False)
+    if multiplies is not None:
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: multiplies, raising=False)
+    assert prompts.multiplies_bfloat16() == bool(multiplies)
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 130])
+def test_rows_are_made_up_and_cut_again(rows: int) -> None:
+    x, weight, bias = (torch.randn(size).bfloat16() for size in ((rows, 8), (5, 8), (5,)))
+    y = prompts.padded_linear(x, weight, bias)
+    torch.testing.assert_close(y.float(), F.linear(x.float(), weight.float(), bias.float()), rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("change", ["shorter", "touched", "gone"])
+def test_a_file_that_changes_is_not_read_any_more(change: str, tmp_path: Path) -> None:
+    """A shorter one's pages would end the process."""
+    folder = make_checkpoint(tmp_path, "llama", dtype="bfloat16")
+    segments = [Segment(0, 0, ROWS, sample=True)]
+    packed, stored = (ring_of(folder, spare).forward(segments, TOKENS) for spare in (0, 1 << 30))
+    assert packed != stored
+    ring = ring_of(folder, 1 << 30)
+    assert ring.forward(segments, TOKENS) == stored
+    # The embedding is the head's alone, and mapped from the same file here: what follows is a member's in the middle.
+    hidden = ring.shards[0].forward(segments, TOKENS, None, "bfloat16")
+    file = folder / "model.safetensors"
+    if change == "shorter":
+        with file.open("r+b") as stream:
+            stream.truncate(0)
+    elif change == "touched":
+        os.utime(file, ns=(0, 0))
+    else:
+        file.unlink()
+    after = ring.shards[1].forward(segments, None, hidden, "bfloat16")
+    assert after != stored
+    assert len(after) == len(stored)
+
+
+def test_biases_may_be_of_another_dtype(tmp_path: Path) -> None:
+    """As some checkpoints have them, and not all alike."""
+    folder = make_checkpoint(tmp_path, "qwen2", dtype="bfloat16")
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    changed = {
+        name: tensor.float() if name.endswith(("q_proj.bias", "v_proj.bias")) else tensor
+        for name, tensor in tensors.items()
+    }
+    segments = [Segment(0, 0, ROWS, sample=True)]
+    before = ring_of(folder, 1 << 30).forward(segments, TOKENS)
+    safetensors.torch.save_file(changed, file, {"format": "pt"})
+    assert ring_of(folder, 1 << 30).forward(segments, TOKENS) == before
