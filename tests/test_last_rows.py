@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -23,7 +22,7 @@ from kafila.shard.worker import Forward, Forwarded, Job, Result, Sample, Score
 from kafila.types import Sampling, Segment, last_rows
 from sims.topology import VirtualNetwork
 from tests.meeting import meeting
-from tests.party import Guest, Party, answer_of
+from tests.party import Guest, Party, answer_of, form_ring
 from tests.standin import StandInShard
 from tests.test_serve import SLOTS, Ring, ask, solo
 
@@ -259,12 +258,7 @@ class World:
 
         with monkeypatch.context() as patch:
             patch.setattr("kafila.node.member_info", info)
-            code = await self.party.host(self.guests[0], 3, rendezvous=self.where)
-            for guest in self.guests[1:]:
-                self.party.join(guest, code)
-            with trio.fail_after(30):
-                for guest in self.guests:
-                    await guest.serving.wait()
+            await form_ring(self.party, self.guests, self.where)
 
     def batches(self, phase: str) -> list[tuple[int, int, int]]:
         """Rows, and bytes before and behind the last member."""

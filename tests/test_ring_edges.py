@@ -19,7 +19,7 @@ from sims.net import Machine
 from sims.ports import RandomPorts
 from sims.topology import Place, VirtualNetwork
 from tests.meeting import meeting
-from tests.party import Guest, Party, answer_of
+from tests.party import Guest, Party, answer_of, form_ring
 
 
 class World:
@@ -39,12 +39,7 @@ class World:
         return self.net.nat(name, mapping=Mapping.APDM, filtering=Filtering.APDF, ports=RandomPorts())
 
     async def form(self) -> None:
-        code = await self.party.host(self.guests[0], 3, rendezvous=self.where)
-        for guest in self.guests[1:]:
-            self.party.join(guest, code)
-        with trio.fail_after(30):
-            for guest in self.guests:
-                await guest.serving.wait()
+        await form_ring(self.party, self.guests, self.where)
 
     def edges(self, seen_by: Guest) -> dict[frozenset[str], EdgeFacts]:
         """By the names of the two ends."""

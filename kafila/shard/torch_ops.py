@@ -246,9 +246,9 @@ class TorchOps:
         qkv, o, up_gate, down = (m.packed if isinstance(m, PackedMatrix) else None for m in matrices)
         if any(packed is None for packed in (qkv, o, up_gate, down)):
             return None
-        first, second, qk = weights.attention_norm, weights.mlp_norm, weights.qk_norm
+        first, second = weights.attention_norm, weights.mlp_norm
         extra = _extras(weights, weights.mlp)
-        qk_weight, qk_floor = (None, self._no_mask) if qk is None else (qk.weight, qk.epsilon)
+        qk_weight, qk_floor = self._qk(weights)
         heads, kv_heads, window, scale, cap = shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap
         run, masks_of = kernels.packed_block, self._masks
 
@@ -272,9 +272,9 @@ class TorchOps:
         if weights.stored is None or isinstance(weights.mlp, Experts):
             return None
         matrices, biases = prompts.stored_tensors(weights.stored)
-        first, second, qk = weights.attention_norm, weights.mlp_norm, weights.qk_norm
+        first, second = weights.attention_norm, weights.mlp_norm
         extra = _extras(weights, weights.mlp)
-        qk_weight, qk_floor = (None, self._no_mask) if qk is None else (qk.weight, qk.epsilon)
+        qk_weight, qk_floor = self._qk(weights)
         heads, kv_heads, window, scale, cap = shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap
         run, masks_of = prompts.prompt_block, self._masks
 
@@ -290,8 +290,8 @@ class TorchOps:
     def _few_bits_block(
         self, weights: BlockWeights[Tensor], shape: AttentionShape, parts: few_bits.Parts, extra: _Extras
     ) -> Callable[[Tensor, Tensor, Placement[Tensor]], Tensor]:
-        first, second, qk = weights.attention_norm, weights.mlp_norm, weights.qk_norm
-        qk_weight, qk_floor = (None, self._no_mask) if qk is None else (qk.weight, qk.epsilon)
+        first, second = weights.attention_norm, weights.mlp_norm
+        qk_weight, qk_floor = self._qk(weights)
         heads, kv_heads, window, scale, cap = shape.heads, shape.kv_heads, shape.window, shape.scale, shape.cap
         run, masks_of = kernels.few_bits_block, self._masks
 
@@ -303,6 +303,11 @@ class TorchOps:
             )  # fmt: skip
 
         return block
+
+    def _qk(self, weights: BlockWeights[Tensor]) -> tuple[Tensor | None, Tensor]:
+        """Of the norm of q and k: its weight, or None, and its floor."""
+        norm = weights.qk_norm
+        return (None, self._no_mask) if norm is None else (norm.weight, norm.epsilon)
 
     def _masks(self, placement: Placement[Tensor], window: int) -> list[Tensor]:
         if placement.last_only:

@@ -19,7 +19,13 @@ from kafila.shard.config import parse_config
 from kafila.shard.manifest import CODES, STORED_BYTES, model_manifest, stored_tensors, weight_format
 from kafila.shard.schemes import with_scheme
 from kafila.shard.torch_ops import TorchOps
-from kafila.shard.workspace import LIBRARY_LOADING_BYTES, block_memory_bytes, head_memory_bytes, workspace_bytes
+from kafila.shard.workspace import (
+    LIBRARY_LOADING_BYTES,
+    PASS_ROWS,
+    block_memory_bytes,
+    head_memory_bytes,
+    workspace_bytes,
+)
 from kafila.types import scored_from
 from tests.shard.test_config import LLAMA
 
@@ -122,6 +128,15 @@ def test_a_workspace_grows_with_what_is_served() -> None:
     assert workspace_bytes(TINY, context=4096, slots=1) > least
     assert workspace_bytes(replace(TINY, vocab=200_000), context=64, slots=8) > least
     assert workspace_bytes(replace(TINY, intermediate=10**6), context=64, slots=1) > least
+
+
+def test_masks_of_every_window_are_counted() -> None:
+    one, two = (
+        workspace_bytes(replace(TINY, windows=(None, window) * (TINY.blocks // 2)), context=8192, slots=1)
+        for window in (None, 4096)
+    )
+    held = TorchOps("cpu", "float32", threads=1)._mask(8192 - PASS_ROWS, PASS_ROWS, 4096)
+    assert two - one >= held.nbytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
